@@ -1,0 +1,50 @@
+# `make` lists the targets. Each does all the set-up it needs: only Python 3.11+, make and the package index are expected.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test lint test-learning test-learning-quick bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup: $(READY)  ## make .venv with everything in it
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
+	@touch $@
+
+train: setup  ## train PPO on CartPole-v1 until solved, evaluate it and draw its curve
+	@$(BIN)/paceline train --env CartPole-v1 --name cartpole-$$(date +%Y%m%d-%H%M%S) --set eval.every_steps=10000
+	@run=$$(ls -td runs/cartpole-* | head -n 1); \
+		$(BIN)/paceline evaluate $$run && \
+		$(BIN)/paceline plot $$run -o $$run/curves.png >/dev/null && \
+		echo "picture    $$run/curves.png" && echo "run        $$run"
+
+lint: setup  ## format, lint, types, layers
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: setup lint  ## the tests, in a few minutes
+	$(BIN)/python -m pytest
+
+test-learning: setup  ## every published score, over several seeds; half an hour
+	$(BIN)/python -m pytest -m learning tests/learning
+
+test-learning-quick: setup  ## a subset of them, in a few minutes
+	$(BIN)/python -m pytest -m learning_quick tests/learning
+
+bench: setup  ## speed against Stable-Baselines3 and RLlib, in one run
+	sh benchmarks/peers.sh
+	$(BIN)/python benchmarks/run.py
+
+clean:  ## remove caches; runs and environments stay
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,200 @@
+"""One measurement at a time: a process is started, waited for within a limit, and read out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PEERS_PYTHON = HERE / ".venv" / "bin" / "python"
+OURS = Path(sys.executable).parent / "paceline"
+
+Record = dict[str, Any]
+"""What one training run did, the same keys for every system; see `peer_sb3.run`."""
+
+# The matrix product of the widest job, the most that one thread can do of it. Best of many: a floor is to be a floor.
+_SGEMM = """
+import time, torch
+torch.set_num_threads(1)
+a, b, c = torch.randn(128, 256), torch.randn(256, 256), torch.empty(128, 256)
+best = 1e9
+for _ in range(30):
+    start = time.perf_counter()
+    for _ in range(200):
+        torch.mm(a, b, out=c)
+    best = min(best, (time.perf_counter() - start) / 200)
+print(2 * 128 * 256 * 256 / best / 1e9)
+"""
+_VERSIONS = """
+import json, sys
+from importlib.metadata import version
+python = ".".join(map(str, sys.version_info[:3]))
+print(json.dumps({"python": python, **{name: version(name) for name in sys.argv[1:]}}))
+"""
+
+
+class BenchError(Exception):
+    """A measurement that could not be made; its text goes to the user."""
+
+
+def shown(argv: list[str]) -> str:
+    """The command as one would type it in the repository."""
+    words = [str(Path(word).relative_to(ROOT)) if word.startswith(f"{ROOT}/") else word for word in argv]
+    return shlex.join(words)
+
+
+def _environment() -> dict[str, str]:
+    """Ours without what would set the number of threads: each system makes its own choice."""
+    return {name: value for name, value in os.environ.items() if not re.fullmatch(r"(OMP|MKL|OPENBLAS)_.*", name)}
+
+
+@contextmanager
+def _running(argv: list[str], stdout: int, stderr: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, which is gone at the end however we leave."""
+    process = subprocess.Popen(
+        argv, stdout=stdout, stderr=stderr, text=True, cwd=ROOT, env=_environment(), start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()  # RLlib's script takes Ray down with it
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(20)
+
+
+def output_of(argv: list[str], limit_seconds: float) -> str:
+    """Its standard output; BenchError if it fails or runs past the limit."""
+    with tempfile.TemporaryFile("w+") as stderr, _running(argv, subprocess.PIPE, stderr) as process:
+        try:
+            output, _ = process.communicate(timeout=limit_seconds)
+        except subprocess.TimeoutExpired:
+            raise BenchError(f"still running after {limit_seconds:g} s: {shown(argv)}") from None
+        if process.returncode:
+            stderr.seek(0)
+            tail = "\n".join((output + stderr.read()).strip().splitlines()[-15:])
+            raise BenchError(f"exit status {process.returncode}: {shown(argv)}\n{tail}")
+    return output
+
+
+def peer(script_and_arguments: str, seed: int, limit_seconds: float) -> Record:
+    script, *arguments = shlex.split(script_and_arguments)
+    argv = [str(PEERS_PYTHON), str(HERE / script), *arguments, "--seed", str(seed)]
+    record: Record = json.loads(output_of(argv, limit_seconds).strip().splitlines()[-1])
+    return {**record, "command": shown(argv)}
+
+
+def ours(arguments: str, seed: int, limit_seconds: float, runs: Path) -> Record:
+    name = f"run-{time.time_ns()}"
+    words = [*shlex.split(arguments), "--seed", str(seed), "--quiet"]
+    output_of([str(OURS), "train", *words, "--out", str(runs), "--name", name], limit_seconds)
+    return {**read_run(runs / name), "seed": seed, "command": shown([str(OURS), "train", *words])}
+
+
+def read_run(directory: Path) -> Record:
+    summary = json.loads((directory / "summary.json").read_text())
+    config = yaml.safe_load((directory / "config.yaml").read_text())
+    split: dict[str, float] = summary["time_split"]
+    # As the peers' timers: from the start of training to its end, evaluation taken off. Writing metrics and checkpoints
+    # stays in, although the peers' runs write none.
+    seconds = sum(split.values()) - split["start"] - split["eval"]
+    steps: int = summary["env_steps"]
+    stop = config["stop"]
+    # With a return to reach, only that can end a run before its budget.
+    solved = stop.get("return_mean") is not None and steps < stop["total_steps"]
+    return {
+        "system": f"paceline {version('paceline')}",
+        "env_steps": steps,
+        "optimizer_steps": summary["optimizer_steps"],
+        "train_seconds": seconds,
+        "steps_per_second": steps / seconds,
+        "return_last100": summary["return_mean"],
+        "solved_seconds": seconds if solved else None,
+        "solved_steps": steps if solved else None,
+        "parameters": summary["parameters"],
+        "threads": summary["threads"],
+        "time_split": split,
+        "peak_memory_bytes": summary["peak_memory_bytes"],
+        "learning_flop": steps * config["ppo"]["epochs"] * flop_per_row(config["model"]["hidden"]),
+    }
+
+
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def help_seconds() -> float:
+    started = time.perf_counter()
+    output_of([str(OURS), "--help"], 60)
+    return time.perf_counter() - started
+
+
+def first_iteration_seconds(runs: Path) -> float:
+    """From starting the command to the first row of metrics.jsonl."""
+    name = f"first-{time.time_ns()}"
+    argv = [str(OURS), "train", "--env", "CartPole-v1", "--iterations", "3", "--out", str(runs), "--name", name]
+    metrics = runs / name / "metrics.jsonl"
+    started = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as output, _running(argv, output.fileno(), subprocess.STDOUT) as process:
+        while not (metrics.exists() and metrics.stat().st_size):
+            ended, waited = process.poll() is not None, time.perf_counter() - started
+            if (ended and not metrics.exists()) or waited > 120:
+                output.seek(0)
+                raise BenchError(f"no iteration after {waited:.0f} s: {shown(argv)}\n{output.read()[-2000:]}")
+            time.sleep(0.005)
+        seconds = time.perf_counter() - started
+        process.wait(120)
+    return seconds
+
+
+def flop_per_row(hidden: list[int], inputs: int = 4, outputs: tuple[int, ...] = (2, 1)) -> int:
+    """Of learning, for one tower per output: the products of forward, weight gradient and input gradient."""
+    total = 0
+    for output in outputs:
+        widths = [inputs, *hidden, output]
+        products = [2 * a * b for a, b in pairwise(widths)]
+        total += 3 * sum(products) - products[0]  # nobody needs the gradient of the observation
+    return total
+
+
+def sgemm_gflops() -> float:
+    return float(output_of([sys.executable, "-c", _SGEMM], 120))
+
+
+def machine() -> dict[str, Any]:
+    cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return {
+        "cpu": cpu[1] if cpu else "unknown",
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def versions() -> dict[str, dict[str, str]]:
+    names = ("torch", "numpy", "gymnasium")
+    theirs = output_of([str(PEERS_PYTHON), "-c", _VERSIONS, "stable_baselines3", "ray", *names], 60)
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {
+        "ours": {"paceline": version("paceline"), "python": python, **{name: version(name) for name in names}},
+        "peers": json.loads(theirs),
+    }

@@ -1,0 +1,198 @@
+"""The Python interface. The command line is a thin layer over it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.agent import Agent
+from paceline.config import RunConfig, UserError
+from paceline.engine.local import LocalEngine
+from paceline.engine.loop import Loop, Outcome
+from paceline.plugins import absolute
+from paceline.resolve import read_file, resolve_tree, to_tree, to_yaml, validate
+from paceline.run import checkpoint, provenance
+from paceline.run.console import make_console
+from paceline.run.directory import RunDirectory, write_json, write_text
+from paceline.run.tree import unpack
+
+RESUMABLE = ("stop", "eval", "checkpoint", "engine")  # what may be changed when a run is continued
+
+
+class Run(RunDirectory):
+    """A run directory and how the training in it ended. Also a path: `Path(run)`, `open(run / ...)`."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.path)
+        self.outcome = outcome
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self.read_summary()
+
+
+def train(
+    config: RunConfig | Mapping[str, Any] | str | Path,
+    *,
+    preset: str | None = None,
+    resume: str | Path | None = None,
+    init_from: str | Path | None = None,
+    quiet: bool = True,
+    began: float | None = None,
+) -> Run:
+    """Train and return the run.
+
+    `config`: a nested dict such as `{"env": "CartPole-v1", "seed": 1}`, a YAML file, or a `RunConfig` (taken as it is,
+    without a preset). `resume`: a run to continue, or "auto" for the one of this name if it exists.
+    `init_from`: a run or checkpoint whose weights to start from.
+    """
+    began = time.perf_counter() if began is None else began
+    given = dict(read_file(config)) if isinstance(config, str | Path) else config
+    if resume is not None:
+        directory = _to_resume(given, resume)
+        if directory is not None:
+            if init_from is not None:
+                raise UserError("--resume continues a run with its own weights; --init-from starts a new one: give one")
+            return _continue(directory, {} if isinstance(given, RunConfig) else given, quiet=quiet, began=began)
+    chosen: str | None = None
+    if not isinstance(given, RunConfig):
+        given, chosen = resolve_tree(given, preset=preset)
+    return _begin(_absolute(given), chosen, init_from, quiet=quiet, began=began)
+
+
+def load(run: str | Path | Run, checkpoint_name: str | None = None, *, seed: int = 0) -> Agent:
+    """The agent of a run (its best checkpoint, else its last; or `checkpoint_name`) or of a checkpoint folder."""
+    return Agent(checkpoint.find(Path(run), checkpoint_name), seed=seed)
+
+
+def _begin(config: RunConfig, preset: str | None, init_from: str | Path | None, *, quiet: bool, began: float) -> Run:
+    engine = LocalEngine(config)  # first: what is wrong with the input shows before anything is written
+    try:
+        if init_from is not None:
+            source = Agent(checkpoint.find(Path(init_from)))
+            engine.policy.load(source.policy.state())
+        directory = RunDirectory.create(config.out, config.name, config.algo, config.env.id)
+        directory.lock()
+        write_text(directory.config_path, to_yaml(config))
+        write_json(directory.provenance_path, provenance.collect(sys.argv))
+        lines = [
+            f"run        {directory.path}",
+            *engine.describe(),
+            f"preset     {preset} (--preset none turns it off)" if preset else "preset     none",
+        ]
+        if init_from is not None:
+            lines.append(f"weights    from {source.path}")
+        engine.start()
+        return _train(config, engine, directory, lines, None, quiet=quiet, began=began)
+    finally:
+        engine.close()
+
+
+def _continue(directory: RunDirectory, given: Mapping[str, Any], *, quiet: bool, began: float) -> Run:
+    saved = directory.read_config()
+    changes = {key: value for key, value in given.items() if key in RESUMABLE}
+    for key, value in given.items():
+        if key not in (*RESUMABLE, "out", "name") and not _agrees(value, saved.get(key)):
+            raise UserError(
+                f"'{key}' differs from the run {directory.path}; --resume continues it as it was, and only "
+                f"{', '.join(RESUMABLE)} can be changed (--init-from starts a new run from its weights)"
+            )
+    stop = {**(saved.get("stop") or {}), **(changes.get("stop") or {})}
+    tree = {**saved, **{k: {**(saved.get(k) or {}), **(v or {})} for k, v in changes.items()}, "stop": stop}
+    config = validate(tree)
+    directory.lock()
+    path = checkpoint.find(directory.path, "last")
+    arrays, content = checkpoint.load(path)
+    state = unpack(arrays, {key: content[key] for key in ("engine", "loop")})
+    engine = LocalEngine(config, resumes=state["loop"]["resumes"] + 1)
+    try:
+        write_text(directory.config_path, to_yaml(config))
+        lines = [f"run        {directory.path}", *engine.describe()]
+        return _train(config, engine, directory, lines, state, quiet=quiet, began=began)
+    finally:
+        engine.close()
+
+
+def _train(
+    config: RunConfig,
+    engine: LocalEngine,
+    directory: RunDirectory,
+    lines: list[str],
+    state: dict[str, Any] | None,
+    *,
+    quiet: bool,
+    began: float,
+) -> Run:
+    console = make_console(quiet, total_steps=config.stop.total_steps)
+    try:
+        loop = Loop(config, engine, directory, console, began)
+        if state is not None:
+            exact = loop.restore(state)
+            level = "exact" if exact else "restarted (unfinished episodes are dropped, envs are reseeded)"
+            lines.append(f"resumed    at {loop.counters.env_steps:,} steps, environments {level}")
+            write_json(directory.path / "resume.json", {"resumes": loop.resumes, "level": level.split()[0]})
+        console.start(lines)
+        outcome = loop.run()
+        console.finish(_closing(loop, outcome))
+        return Run(outcome)
+    finally:
+        console.close()
+        directory.unlock()
+
+
+def _closing(loop: Loop, outcome: Outcome) -> list[str]:
+    summary = loop.summary(outcome.status)
+    rate = summary["steps_per_second"] or 0.0
+    lines = [
+        f"{outcome.status}: {outcome.reason}; {summary['env_steps']:,} steps in {summary['train_seconds']:.2f} s "
+        f"({rate:,.0f} steps/s), {summary['optimizer_steps']:,} optimizer steps"
+    ]
+    if outcome.status == "stopped":
+        lines.append(f"continue   paceline train --resume {outcome.path}")
+    else:
+        lines.append(f"evaluate   paceline evaluate {outcome.path}")
+    lines.append(f"run        {outcome.path}")
+    return lines
+
+
+def _to_resume(given: Any, resume: str | Path) -> RunDirectory | None:
+    if str(resume) != "auto":
+        return RunDirectory.open(resume)
+    config = (
+        given if isinstance(given, RunConfig) else validate({k: v for k, v in given.items() if k in ("out", "name")})
+    )
+    if config.name is None:
+        raise UserError("--resume auto needs --name: the run to continue if it exists, or to start if it does not")
+    path = Path(config.out) / config.name
+    if not path.exists():
+        return None
+    return RunDirectory.open(path)
+
+
+def _agrees(given: Any, saved: Any) -> bool:
+    """Whether what was given again is what the run has."""
+    if isinstance(given, Mapping) and isinstance(saved, Mapping):
+        return all(_agrees(value, saved.get(key)) for key, value in given.items())
+    if isinstance(given, str) and isinstance(saved, Mapping):
+        return _agrees({"id": given}, saved)
+    return bool(given == saved) or (isinstance(given, str) and isinstance(saved, str) and absolute(given) == saved)
+
+
+def _absolute(config: RunConfig) -> RunConfig:
+    """With the files of the user named absolutely, so that the run can be read from any folder."""
+    tree = to_tree(config)
+    tree["env"]["id"] = absolute(config.env.id)
+    tree["env"]["wrappers"] = [
+        absolute(w) if isinstance(w, str) else {absolute(name): args for name, args in w.items()}
+        for w in config.env.wrappers
+    ]
+    if config.model.class_:
+        tree["model"]["class"] = absolute(config.model.class_)
+    return validate(tree)

@@ -1,0 +1,284 @@
+"""The configuration of a run: one frozen, nested, validated model.
+
+Each option has its meaning on the line under it; the defaults, `paceline train --help` and `docs/configuration.md` are
+made from here. How a file, `--set`, flags and presets become one `RunConfig` is in `resolve.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+ALGORITHM_NAMES = ("ppo", "a2c")
+DEFAULT_TOTAL_STEPS = 1_000_000
+
+_TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_METRIC_RULE = re.compile(r"^\s*([\w/.-]+)\s*(>=|<=|>|<)\s*([-+0-9.eE]+)\s*$")
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+class UserError(Exception):
+    """Something the user can mend. The command line prints its one line and exits with 2."""
+
+
+def parse_seconds(value: Any) -> Any:
+    """`90`, `"90"`, `"30m"`, `"1h30m"`, `"01:30:00"` → seconds."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if re.fullmatch(r"\d+:\d{2}(:\d{2})?", text):
+        seconds = 0
+        for part in text.split(":"):
+            seconds = seconds * 60 + int(part)
+        return float(seconds)
+    if re.fullmatch(r"([0-9.]+[smhd])+", text):
+        return sum(float(number) * _TIME_UNITS[unit] for number, unit in re.findall(r"([0-9.]+)([smhd])", text))
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("a duration such as 90, 90s, 30m, 1h30m or 01:30:00") from None
+
+
+def parse_count(value: Any) -> Any:
+    """`100000`, `"100_000"`, `"1e5"`, `"100k"`, `"1M"` → int. Leaves alone what is not a whole number."""
+    if isinstance(value, str):
+        text = value.strip().replace("_", "").replace(",", "")
+        factor = {"k": 1_000, "M": 1_000_000}.get(text[-1:], 1)
+        try:
+            value = float(text[:-1] if factor > 1 else text) * factor
+        except ValueError:
+            return text
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
+Count = Annotated[int, BeforeValidator(parse_count)]
+Positive = Annotated[Count, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Schedule = Literal["constant", "linear"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, populate_by_name=True
+    )
+
+
+class EnvConfig(Section):
+    id: str = "CartPole-v1"
+    """A Gymnasium id, `package.module:EnvId`, or `path/to/file.py:ClassName`."""
+    kwargs: dict[str, Any] = {}
+    """Passed to the environment's constructor."""
+    wrappers: list[str | dict[str, dict[str, Any]]] = []
+    """In order: a name in `gymnasium.wrappers`, `module:Class` or `file.py:Class`; `{name: {argument: value}}`."""
+    vector: Literal["auto", "sync", "async"] = "auto"
+    """`sync`: in this process; `async`: in several; `auto`: the env's own vector env if it has one, else `sync`."""
+    envs_per_worker: Positive = 8
+    """Environments stepped together by one worker."""
+    processes: Annotated[Count, Field(ge=0)] = 0
+    """Processes of `vector=async`; 0 means one per core we own, at most one per environment."""
+    step_timeout_seconds: Seconds = 60.0
+    """With `vector=async`, the longest that one step or reset may take before the run ends with an error."""
+    max_episode_steps: Positive | None = None
+    """Truncate episodes at this length instead of the registered one."""
+    frame_stack: Positive = 1
+    """Show the agent the last K observations."""
+    normalize_observation: bool = False
+    """Subtract the running mean and divide by the running deviation (vector observations only)."""
+    normalize_reward: bool = False
+    """Divide rewards by the running deviation of the discounted return. Reported returns stay raw."""
+
+
+class ModelConfig(Section):
+    hidden: list[Positive] = [64, 64]
+    """Widths of the hidden layers (after the convolutions, for images)."""
+    activation: Literal["tanh", "relu", "elu"] = "tanh"
+    """Between the layers of the MLP."""
+    shared: bool = False
+    """One torso for policy and value, instead of one tower each."""
+    cnn: Literal["auto", "nature", "small"] = "auto"
+    """For images: `nature` from 36 pixels up, `small` below."""
+    class_: str | None = Field(default=None, alias="class")
+    """Your own network: `file.py:Net` or `module:Net`, built as `Net(observation_shape, num_outputs, **kwargs)`."""
+    kwargs: dict[str, Any] = {}
+    """Passed to your own network's constructor."""
+    squash: bool = False
+    """Continuous actions: squash with tanh into the bounds, instead of clipping at them."""
+    log_std_init: float = 0.0
+    """Continuous actions: logarithm of the initial deviation, where the bounds are -1 and 1."""
+    noise_correlation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Continuous actions: correlation of the exploration noise between steps; 0 is independent noise."""
+
+    @model_validator(mode="after")
+    def _own_network(self) -> ModelConfig:
+        if self.kwargs and not self.class_:
+            raise ValueError("model.kwargs needs model.class, the network they are for")
+        return self
+
+
+class OnPolicyConfig(Section):
+    """What PPO and A2C have in common."""
+
+    rollout_steps: Positive
+    """Steps of each environment between updates."""
+    learning_rate: Annotated[float, Field(gt=0)]
+    """Step size of the optimizer."""
+    learning_rate_schedule: Schedule = "constant"
+    """`linear` takes it to zero over the budget."""
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    gae_lambda: Fraction
+    """0 bootstraps after one step, 1 sums to the end of the rollout."""
+    normalize_advantage: bool
+    """Shift and scale the advantages of a rollout to mean 0, deviation 1."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the entropy bonus."""
+    value_coef: Annotated[float, Field(ge=0)] = 0.5
+    """Weight of the squared error of the value."""
+    max_grad_norm: Annotated[float, Field(ge=0)] = 0.5
+    """Longest gradient; longer ones are scaled down. 0 turns it off."""
+
+
+class PPOConfig(OnPolicyConfig):
+    rollout_steps: Positive = 128
+    """Steps of each environment between updates."""
+    epochs: Positive = 10
+    """Passes over each rollout."""
+    minibatch_size: Positive = 256
+    """Most rows in one optimizer step; a rollout is cut into equal parts no larger than this."""
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    """Step size of Adam."""
+    gae_lambda: Fraction = 0.95
+    """0 bootstraps after one step, 1 sums to the end of the rollout."""
+    normalize_advantage: bool = True
+    """Shift and scale the advantages of a rollout to mean 0, deviation 1."""
+    clip: Annotated[float, Field(gt=0)] = 0.2
+    """How far the probability ratio may move from 1."""
+    clip_schedule: Schedule = "constant"
+    """`linear` takes `clip` to zero over the budget."""
+    value_clip: Annotated[float, Field(gt=0)] | None = None
+    """How far the value may move from the one at collection."""
+    target_kl: Annotated[float, Field(gt=0)] | None = None
+    """Stop the passes over a rollout when the policy has moved 1.5 times this far."""
+
+
+class A2CConfig(OnPolicyConfig):
+    rollout_steps: Positive = 16
+    """Steps of each environment between updates."""
+    learning_rate: Annotated[float, Field(gt=0)] = 7e-4
+    """Step size of the optimizer."""
+    gae_lambda: Fraction = 1.0
+    """0 bootstraps after one step, 1 sums to the end of the rollout (n-step returns)."""
+    normalize_advantage: bool = False
+    """Shift and scale the advantages of a rollout to mean 0, deviation 1."""
+    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
+    """RMSprop as in the A3C paper, or Adam."""
+
+
+class StopConfig(Section):
+    """Whichever comes first. With none given: a million steps, or what the preset says."""
+
+    total_steps: Positive | None = None
+    """Environment steps."""
+    iterations: Positive | None = None
+    """Rounds of collecting and learning."""
+    max_time: Seconds | None = None
+    """Wall time: seconds, or 90s, 30m, 1h30m, 01:30:00."""
+    return_mean: float | None = None
+    """Mean return of the last `return_window` episodes, confirmed by evaluation."""
+    return_window: Positive = 20
+    """Episodes in that mean."""
+    confirm_episodes: Annotated[Count, Field(ge=0)] = 20
+    """Evaluation episodes that must reach `return_mean` too; 0 turns the confirmation off."""
+    metric: str | None = None
+    """Any logged metric against a number: `explained_variance>=0.9`, `env/utility>0.5`."""
+
+    @model_validator(mode="after")
+    def _metric_rule(self) -> StopConfig:
+        if self.metric is not None and not _METRIC_RULE.match(self.metric):
+            raise ValueError(f"stop.metric={self.metric!r} is not NAME>=NUMBER (or <=, >, <)")
+        return self
+
+    @property
+    def metric_rule(self) -> tuple[str, Callable[[float, float], bool], float] | None:
+        match = _METRIC_RULE.match(self.metric or "")
+        return (match[1], _COMPARE[match[2]], float(match[3])) if match else None
+
+    @property
+    def has_budget(self) -> bool:
+        return any(v is not None for v in (self.total_steps, self.iterations, self.max_time))
+
+
+class EvalConfig(Section):
+    every_steps: Annotated[Count, Field(ge=0)] = 0
+    """Evaluate at the first iteration at or past each multiple; 0 means never. `best` is chosen by it."""
+    episodes: Positive = 20
+    """Episodes of each evaluation."""
+    stochastic: bool = False
+    """Sample actions instead of taking the most likely one."""
+
+
+class CheckpointConfig(Section):
+    every_iterations: Annotated[Count, Field(ge=0)] = 0
+    """Save every K iterations; 0 leaves it to `every_seconds`."""
+    every_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """Save when this long has passed since the last; 0 turns it off. The end of a run always saves."""
+    keep: Positive = 3
+    """How many to keep, beside `best`."""
+
+
+class EngineConfig(Section):
+    name: Literal["auto", "local"] = "auto"
+    """Where it runs: `local` is one process."""
+    workers: Annotated[Positive, Field(le=1)] = 1
+    """Processes that collect and learn; the local engine has one."""
+    threads: Annotated[Count, Field(ge=0)] = 0
+    """Threads for the arithmetic; 0 chooses: 1 for an MLP, the cores we own for a CNN."""
+    device: Literal["auto", "cpu"] = "auto"
+    """Where the network lives."""
+
+
+class RunConfig(Section):
+    algo: Literal["ppo", "a2c"] = "ppo"
+    """What learns."""
+    seed: Annotated[Count, Field(ge=0)] = 0
+    """The same seed gives the same run."""
+    out: str = "runs"
+    """Folder of the run directories."""
+    name: Annotated[str, Field(pattern=r"^[\w.+=,@-]+$")] | None = None
+    """Name of the run directory; made from algorithm, env and date if not given."""
+    env: EnvConfig = EnvConfig()
+    model: ModelConfig = ModelConfig()
+    ppo: PPOConfig = PPOConfig()
+    a2c: A2CConfig = A2CConfig()
+    stop: StopConfig = StopConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    engine: EngineConfig = EngineConfig()
+
+    @property
+    def hyper(self) -> PPOConfig | A2CConfig:
+        """The section of the chosen algorithm."""
+        section: PPOConfig | A2CConfig = getattr(self, self.algo)
+        return section
+
+    @model_validator(mode="after")
+    def _combinations(self) -> RunConfig:
+        slots = self.env.envs_per_worker * self.hyper.rollout_steps
+        if self.algo == "ppo" and self.ppo.minibatch_size > slots:
+            raise ValueError(
+                f"ppo.minibatch_size={self.ppo.minibatch_size} is more than a rollout holds: env.envs_per_worker x "
+                f"ppo.rollout_steps = {self.env.envs_per_worker} x {self.hyper.rollout_steps} = {slots}"
+            )
+        if self.env.processes and self.env.vector != "async":
+            raise ValueError(f"env.processes={self.env.processes} needs env.vector=async")
+        return self

@@ -1,0 +1,1 @@
+"""Engines: where a run happens. One loop, in `loop.py`."""

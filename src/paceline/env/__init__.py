@@ -1,0 +1,1 @@
+"""Environments: an id becomes a vector environment whose observations and actions are plain arrays."""

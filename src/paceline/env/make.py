@@ -1,0 +1,147 @@
+"""An id → an environment: a Gymnasium id, `package.module:EnvId`, or `path/to/file.py:ClassName`."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AutoresetMode
+
+from paceline import machine
+from paceline.config import EnvConfig, UserError
+from paceline.env import catalog
+from paceline.env.async_vector import AsyncVector
+from paceline.env.probe import register_probes
+from paceline.env.vector import NativeVector, SyncVector, VectorEnv
+from paceline.plugins import import_module, load_attribute
+
+Env = gymnasium.Env[Any, Any]
+
+
+def make_scalar(config: EnvConfig, *, render_mode: str | None = None) -> Env:
+    """One environment with its wrappers."""
+    kwargs = dict(config.kwargs)
+    if render_mode:
+        kwargs["render_mode"] = render_mode
+    try:
+        env = _build(config.id, config.max_episode_steps, kwargs)
+        for name, arguments in _wrappers(config):
+            env = _find_wrapper(name)(env, **arguments)
+        if config.frame_stack > 1:
+            env = gymnasium.wrappers.FrameStackObservation(env, config.frame_stack)
+    except UserError:
+        raise
+    except Exception as error:  # the user's constructor may raise anything; it is their input
+        reason = " ".join(str(error).split()) or "no reason given"
+        raise UserError(f"env.id={config.id} could not be made: {type(error).__name__}: {reason}") from error
+    return env
+
+
+def make_vector(
+    config: EnvConfig, num_envs: int, *, seed: int, worker: int = 0, resumes: int = 0, squash: bool = False
+) -> tuple[VectorEnv, str]:
+    """N environments as one, and a few words on how they are stepped."""
+    plain = not config.wrappers and config.frame_stack == 1
+    reason = ""
+    if config.vector == "auto" and ":" not in config.id:
+        native, reason = _native(config, num_envs, allowed=plain)
+        if native is not None:
+            return NativeVector(native, seed=seed, worker=worker, resumes=resumes, squash=squash), "its own vector env"
+    makers: list[Callable[[], Env]] = [functools.partial(make_scalar, config)] * num_envs
+    options: dict[str, Any] = {"seed": seed, "worker": worker, "resumes": resumes, "squash": squash}
+    if config.vector == "async":
+        processes = min(config.processes or machine.cores(), num_envs)
+        vector = AsyncVector(makers, processes=processes, timeout_seconds=config.step_timeout_seconds, **options)
+        return vector, f"in {processes} processes"
+    return SyncVector(makers, **options), f"in this process{reason}"
+
+
+def _build(env_id: str, max_episode_steps: int | None, kwargs: dict[str, Any]) -> Env:
+    register_probes()
+    module, sign, attribute = env_id.rpartition(":")
+    if sign and module.endswith(".py"):
+        return _from_class(load_attribute(env_id, "env.id"), env_id, max_episode_steps, kwargs)
+    if sign:
+        import_module(module, "env.id")
+        if attribute not in gymnasium.registry:
+            return _from_class(load_attribute(env_id, "env.id"), env_id, max_episode_steps, kwargs)
+    _check_known(attribute)
+    options: dict[str, Any] = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
+    with _quiet_gymnasium():
+        return gymnasium.make(attribute, disable_env_checker=True, **options, **kwargs)
+
+
+def _from_class(cls: Any, env_id: str, max_episode_steps: int | None, kwargs: dict[str, Any]) -> Env:
+    if not callable(cls):
+        raise UserError(f"env.id={env_id}: this is not a class or function that makes a gymnasium.Env")
+    env: Any = cls(**kwargs)
+    if not isinstance(env, gymnasium.Env):
+        raise UserError(f"env.id={env_id}: makes a {type(env).__name__}, a gymnasium.Env is expected")
+    if max_episode_steps is not None:
+        return gymnasium.wrappers.TimeLimit(env, max_episode_steps)
+    return env
+
+
+def _native(config: EnvConfig, num_envs: int, *, allowed: bool) -> tuple[Any, str]:
+    """The env's registered vector implementation, or why it is not used."""
+    _check_known(config.id)
+    if gymnasium.spec(config.id).vector_entry_point is None:
+        return None, ""
+    if not allowed:
+        return None, " (its own vector env takes no wrappers)"
+    options = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+    with _quiet_gymnasium():
+        env = gymnasium.make_vec(
+            config.id, num_envs, vectorization_mode="vector_entry_point", vector_kwargs=options, **config.kwargs
+        )
+    if env.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
+        env.close()
+        return None, " (its own vector env resets in another way)"
+    return env, ""
+
+
+def _check_known(env_id: str) -> None:
+    register_probes()
+    try:
+        gymnasium.spec(env_id)
+    except gymnasium.error.Error:
+        hint = catalog.missing_package_hint(env_id)
+        near = catalog.nearest(env_id)
+        if hint is None:
+            hint = f"did you mean {' or '.join(near[:3])}?" if near else "`paceline envs` lists what is installed"
+        raise UserError(f"env.id={env_id}: no such environment is registered; {hint}") from None
+    hint = catalog.missing_package_hint(env_id)
+    if hint is not None:
+        raise UserError(f"env.id={env_id}: {hint}")
+
+
+def _wrappers(config: EnvConfig) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (item, {}) if isinstance(item, str) else next(iter((name, dict(args)) for name, args in item.items()))
+        for item in config.wrappers
+    ]
+
+
+def _find_wrapper(name: str) -> Callable[..., Env]:
+    if ":" in name:
+        found: Callable[..., Env] = load_attribute(name, "env.wrappers")
+        return found
+    wrapper = getattr(gymnasium.wrappers, name, None)
+    if wrapper is None:
+        near = difflib.get_close_matches(name, [n for n in dir(gymnasium.wrappers) if n[:1].isupper()], 1)
+        hint = f"did you mean {near[0]}?" if near else "use one of gymnasium.wrappers, module:Class or file.py:Class"
+        raise UserError(f"env.wrappers={name}: there is no such wrapper in gymnasium.wrappers; {hint}")
+    return wrapper  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _quiet_gymnasium() -> Any:
+    """Gymnasium's advice on newer versions and unusual spaces is for `envs check`, not for every run."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="gymnasium")
+        yield

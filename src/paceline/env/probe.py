@@ -1,0 +1,322 @@
+"""Tiny environments with known answers: what a learner should reach on them can be written down.
+
+`register_probes()` puts them under `paceline/<Name>-v0`. They draw only from `self.np_random`, and `get_state` /
+`set_state` carry an episode over a restart, so that a run cut in the middle continues exactly.
+
+| env            | what it shows                                                  | best return |
+|----------------|----------------------------------------------------------------|-------------|
+| Identity       | every kind of space can be read and acted in                   | `length`    |
+| KnownReturn    | the value and its discount; termination; `info["metrics"]`     | `length`    |
+| FixedCost      | what a slow simulator does to the speed                        | `length`    |
+| TruncationOnly | bootstrapping where an episode is cut rather than ended        | `length`    |
+| DelayedReward  | credit for an action that pays later                           | 1           |
+| ImageSide      | images                                                         | `length`    |
+| Mixed          | dictionaries of image, vector and choice; several choices at once | `length` |
+
+Episodes that are only cut to size are *truncated*: their observations do not show the time, so only the endless return
+is a function of the observation.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from paceline.config import UserError
+
+Observation = Any
+Step = tuple[Observation, float, bool, bool, dict[str, Any]]
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if value < least:
+        raise UserError(f"{name}={value} is too small for this probe env; give {least} or more")
+
+
+class Probe(gymnasium.Env[Any, Any]):
+    """Counts the steps and saves the state; a subclass says what is seen (`_observe`) and what changes (`_draw`)."""
+
+    _state: ClassVar[tuple[str, ...]] = ()
+    """Attributes that, with the step count and the generator, are the whole state."""
+
+    def __init__(self, length: int) -> None:
+        _at_least("length", length, 1)
+        self.length = length
+        self.steps = 0
+
+    @property
+    def optimum(self) -> float:
+        """The best return of an episode."""
+        return float(self.length)
+
+    def _draw(self) -> None:
+        """Draw the hidden state behind the next observation."""
+
+    def _observe(self) -> Observation:
+        raise NotImplementedError
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        self._draw()
+        return self._observe(), {}
+
+    def _advance(self, reward: float) -> Step:
+        """The end of every step of an env that is truncated at its length."""
+        self.steps += 1
+        self._draw()
+        return self._observe(), reward, False, self.steps >= self.length, {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Numbers, strings and arrays. An env replaces its arrays and never writes into them, so they can be shared."""
+        own = {name: getattr(self, name) for name in self._state}
+        return {"steps": self.steps, "rng": self.np_random.bit_generator.state, **own}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from `get_state`, also after a trip through JSON (lists come back as arrays)."""
+        self.steps = int(state["steps"])
+        self.np_random.bit_generator.state = state["rng"]
+        for name in self._state:
+            was = getattr(self, name)
+            new = np.array(state[name], was.dtype) if isinstance(was, np.ndarray) else type(was)(state[name])
+            setattr(self, name, new)
+
+
+class Identity(Probe):
+    """Repeat what you see. The reward of a step is the share of components repeated (1 minus the mean distance for
+    `box`), so the optimum is `length` for every kind of space."""
+
+    _state: ClassVar[tuple[str, ...]] = ("shown",)
+
+    def __init__(self, space: str = "discrete", n: int = 4, length: int = 10) -> None:
+        super().__init__(length)
+        _at_least("n", n, 2)
+        kinds: dict[str, spaces.Space[Any]] = {
+            "discrete": spaces.Discrete(n),
+            "multidiscrete": spaces.MultiDiscrete([n, n + 1]),
+            "multibinary": spaces.MultiBinary(n),
+            "box": spaces.Box(-1.0, 1.0, (2,), np.float32),
+        }
+        if space not in kinds:
+            raise UserError(f"space={space!r} is not one of {', '.join(kinds)}; choose one of them")
+        self.kind = space
+        self.n = n
+        self.observation_space = kinds[space]
+        self.action_space = kinds[space]
+        self.shown = np.zeros(self.observation_space.shape or (), self.observation_space.dtype)
+
+    def _draw(self) -> None:
+        size = self.shown.shape
+        if self.kind == "box":
+            draw: Any = self.np_random.uniform(-1.0, 1.0, size)
+        else:
+            count: Any = {"discrete": self.n, "multidiscrete": [self.n, self.n + 1], "multibinary": 2}[self.kind]
+            draw = self.np_random.integers(count, size=size)
+        self.shown = np.asarray(draw, self.shown.dtype)
+
+    def _observe(self) -> Observation:
+        return int(self.shown) if self.kind == "discrete" else self.shown.copy()
+
+    def step(self, action: Any) -> Step:
+        if self.kind == "box":
+            reward = 1.0 - float(np.abs(np.asarray(action) - self.shown).mean())
+        else:
+            reward = float((np.asarray(action) == self.shown).mean())
+        return self._advance(reward)
+
+
+class KnownReturn(Probe):
+    """Reward 1 for `length` steps, then termination, whatever is done; the observation is the time.
+
+    The last info holds `{"metrics": {"utility": 1 / length}}`: neither the return nor the length, so that a reader
+    of metrics cannot mistake one for the other.
+    """
+
+    def __init__(self, length: int = 10) -> None:
+        super().__init__(length)
+        self.observation_space = spaces.Discrete(length + 1)
+        self.action_space = spaces.Discrete(2)
+
+    @staticmethod
+    def value(gamma: float, t: int = 0, length: int = 10) -> float:
+        """The discounted return that follows the observation `t`."""
+        left = length - t
+        return float(left) if gamma == 1.0 else (1.0 - gamma**left) / (1.0 - gamma)
+
+    def _observe(self) -> int:
+        return self.steps
+
+    def step(self, action: Any) -> Step:
+        self.steps += 1
+        ended = self.steps >= self.length
+        info = {"metrics": {"utility": 1.0 / self.length}} if ended else {}
+        return self._observe(), 1.0, ended, False, info
+
+
+class FixedCost(Probe):
+    """Each step takes `cost_seconds` of wall time: `busy` keeps a core at work, otherwise it sleeps. Four floats are
+    seen, as of CartPole, and every reward is 1."""
+
+    def __init__(self, cost_seconds: float = 0.001, busy: bool = False, length: int = 200) -> None:
+        super().__init__(length)
+        _at_least("cost_seconds", cost_seconds, 0.0)
+        self.cost_seconds = cost_seconds
+        self.busy = busy
+        self.observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    def _observe(self) -> Observation:
+        return self.np_random.uniform(-1.0, 1.0, 4).astype(np.float32)
+
+    def step(self, action: Any) -> Step:
+        if self.busy:
+            end = time.perf_counter() + self.cost_seconds
+            while time.perf_counter() < end:
+                pass
+        else:
+            time.sleep(self.cost_seconds)
+        return self._advance(1.0)
+
+
+class TruncationOnly(Probe):
+    """Reward 1 for ever, seen through episodes cut after `length` steps. A learner that bootstraps at truncation finds
+    `value(gamma)`; one that takes it for termination finds no more than `length`, and less than `value(gamma)`."""
+
+    def __init__(self, length: int = 5) -> None:
+        super().__init__(length)
+        self.observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+
+    @staticmethod
+    def value(gamma: float) -> float:
+        """1 + gamma + gamma² + … for gamma < 1."""
+        return 1.0 / (1.0 - gamma)
+
+    def _observe(self) -> Observation:
+        return np.ones(1, np.float32)
+
+    def step(self, action: Any) -> Step:
+        return self._advance(1.0)
+
+
+class DelayedReward(Probe):
+    """Name the cue at the first step; the reward for it comes `delay` steps later and ends the episode.
+
+    Seen: the cue (-1 or 1, at the first step only), whether the reward will come (-1 or 1, afterwards), and the time
+    from 0 to 1. All of it is Markov, so that one-step methods can solve it too. A random policy earns 0.5.
+    """
+
+    _state: ClassVar[tuple[str, ...]] = ("cue", "right")
+
+    def __init__(self, delay: int = 5) -> None:
+        _at_least("delay", delay, 1)
+        super().__init__(delay + 1)
+        self.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.cue = 0
+        self.right = False
+
+    @property
+    def optimum(self) -> float:
+        return 1.0
+
+    def _draw(self) -> None:
+        self.cue = int(self.np_random.integers(2))
+
+    def _observe(self) -> Observation:
+        first = self.steps == 0
+        cue = 2.0 * self.cue - 1.0 if first else 0.0
+        promise = 0.0 if first else 2.0 * self.right - 1.0
+        return np.array([cue, promise, self.steps / self.length], np.float32)
+
+    def step(self, action: Any) -> Step:
+        if self.steps == 0:
+            self.right = int(action) == self.cue
+        self.steps += 1
+        ended = self.steps >= self.length
+        return self._observe(), float(ended and self.right), ended, False, {}
+
+
+def _image(size: int, side: int, row: int, column: int) -> Observation:
+    """A dark square image with a bright patch in its left (0) or right (1) half."""
+    patch = size // 4
+    image = np.full((size, size, 3), 25, np.uint8)
+    left = side * (size // 2) + column
+    image[row : row + patch, left : left + patch] = (230, 200, 160)
+    return image
+
+
+class ImageSide(Probe):
+    """Say on which side the patch is: 0 left, 1 right. It moves to a new place at every step."""
+
+    _state: ClassVar[tuple[str, ...]] = ("side", "row", "column")
+
+    def __init__(self, size: int = 36, length: int = 8) -> None:
+        super().__init__(length)
+        _at_least("size", size, 8)
+        self.size = size
+        self.observation_space = spaces.Box(0, 255, (size, size, 3), np.uint8)
+        self.action_space = spaces.Discrete(2)
+        self.side = self.row = self.column = 0
+
+    def _draw(self) -> None:
+        patch = self.size // 4
+        self.side = int(self.np_random.integers(2))
+        self.row = int(self.np_random.integers(self.size - patch + 1))
+        self.column = int(self.np_random.integers(self.size // 2 - patch + 1))
+
+    def _observe(self) -> Observation:
+        return _image(self.size, self.side, self.row, self.column)
+
+    def step(self, action: Any) -> Step:
+        return self._advance(float(int(action) == self.side))
+
+
+class Mixed(ImageSide):
+    """Answer three questions at once: the side of the patch in `camera`, the number in `mode`, and whether the first
+    entry of `state` is positive. Each right answer is a third of the reward."""
+
+    _state: ClassVar[tuple[str, ...]] = ("side", "row", "column", "mode", "place")
+
+    def __init__(self, size: int = 36, length: int = 8) -> None:
+        super().__init__(size, length)
+        self.observation_space = spaces.Dict(
+            {
+                "camera": spaces.Box(0, 255, (size, size, 3), np.uint8),
+                "state": spaces.Box(-1.0, 1.0, (2,), np.float32),
+                "mode": spaces.Discrete(3),
+            }
+        )
+        self.action_space = spaces.MultiDiscrete([2, 3, 2])
+        self.mode = 0
+        self.place = np.zeros(2, np.float32)
+
+    def _draw(self) -> None:
+        super()._draw()
+        self.mode = int(self.np_random.integers(3))
+        self.place = self.np_random.uniform(-1.0, 1.0, 2).astype(np.float32)
+
+    def _observe(self) -> Observation:
+        return {"camera": super()._observe(), "state": self.place.copy(), "mode": self.mode}
+
+    def step(self, action: Any) -> Step:
+        answers = (self.side, self.mode, int(self.place[0] > 0))
+        right = sum(int(given) == answer for given, answer in zip(action, answers, strict=True))
+        return self._advance(right / 3.0)
+
+
+PROBES: tuple[type[Probe], ...] = (Identity, KnownReturn, FixedCost, TruncationOnly, DelayedReward, ImageSide, Mixed)
+
+
+def register_probes() -> None:
+    """Make the probes known to `gymnasium.make`; calling it again changes nothing."""
+    for probe in PROBES:
+        env_id = f"paceline/{probe.__name__}-v0"
+        if env_id not in gymnasium.registry:
+            gymnasium.register(env_id, entry_point=f"{probe.__module__}:{probe.__name__}")

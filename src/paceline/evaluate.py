@@ -1,0 +1,154 @@
+"""A checkpoint → episodes → statistics, `eval.jsonl`, a CSV with a row per episode, a video."""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.agent import Agent
+from paceline.config import UserError
+from paceline.env.make import make_vector
+from paceline.rollout.batch import Episode
+from paceline.rollout.episodes import RandomPlayer, eval_envs, play
+from paceline.run import checkpoint
+from paceline.run.directory import RunDirectory, append_line
+from paceline.stats import summarize
+
+VIDEO_SUFFIXES = (".mp4", ".gif")
+MAX_VIDEO_FRAMES = 3000
+
+
+def evaluate(
+    target: str | Path,
+    *,
+    which: str | None = None,
+    episodes: int = 100,
+    stochastic: bool = False,
+    seed: int = 0,
+    random: bool = False,
+) -> dict[str, Any]:
+    """Play exactly `episodes` episodes and return their statistics; a run gets them in its files too."""
+    if episodes < 1:
+        raise UserError(f"--episodes {episodes}: at least 1")
+    agent = Agent(checkpoint.find(target, which), seed=seed)
+    env, _ = make_vector(agent.config.env, eval_envs(episodes), seed=seed, squash=agent.config.model.squash)
+    began = time.perf_counter()
+    try:
+        if random:
+            played = play(env, RandomPlayer(env, seed), episodes)
+        else:
+            rng = np.random.default_rng(seed) if stochastic else None
+            played = play(env, agent.policy, episodes, rng=rng)
+    finally:
+        env.close()
+    kind = "random" if random else "stochastic" if stochastic else "deterministic"
+    row: dict[str, Any] = {
+        "kind": kind,
+        "checkpoint": str(agent.path),
+        "iteration": agent.counters["iteration"],
+        "env_steps": agent.counters["env_steps"],
+        "seed": seed,
+        **summarize([e.total for e in played], [e.length for e in played]),
+        "wall_seconds": time.perf_counter() - began,
+    }
+    run = agent.path.parent.parent
+    if (run / "config.yaml").is_file():
+        directory = RunDirectory(run)
+        append_line(directory.eval_path, row)
+        _append_episodes(run / "eval_episodes.csv", played, row)
+        row["files"] = [str(directory.eval_path), str(run / "eval_episodes.csv")]
+    return row
+
+
+def render(row: dict[str, Any]) -> str:
+    """The statistics as a person reads them."""
+    low, high = row["return_ci_low"], row["return_ci_high"]
+    lines = [
+        f"{row['kind']} policy, {row['episodes']} episodes, checkpoint {row['checkpoint']}",
+        f"  return   {row['return_mean']:.2f} ± {row['return_std']:.2f}   (mean: 95 % in {low:.2f} to {high:.2f})",
+        f"           median {row['return_median']:.2f}   IQM {row['return_iqm']:.2f}   "
+        f"min {row['return_min']:.2f}   max {row['return_max']:.2f}",
+        f"  length   {row['length_mean']:.1f} ± {row['length_std']:.1f}   "
+        f"min {row['length_min']:.0f}   max {row['length_max']:.0f}",
+    ]
+    return "\n".join([*lines, *(f"  written  {path}" for path in row.get("files", []))])
+
+
+def record_video(
+    target: str | Path, output: str | Path | None, *, which: str | None, episodes: int, stochastic: bool, seed: int
+) -> tuple[Path | None, float]:
+    """Play and film (`output` is .mp4 or .gif, no display needed) or, without `output`, show in a window."""
+    agent = Agent(checkpoint.find(target, which), seed=seed)
+    path = Path(output).expanduser() if output is not None else None
+    if path is not None:
+        _check_video(path)
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a display
+    env = agent.make_env(render_mode="human" if path is None else "rgb_array")
+    frames: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
+    total = 0.0
+    try:
+        for episode in range(episodes):
+            observation, _ = env.reset(seed=seed + episode)
+            ended = False
+            while not ended and len(frames) < MAX_VIDEO_FRAMES:
+                if path is not None:
+                    frames.append(_frame(env.render(), agent.config.env.id))
+                action = agent.act(observation, stochastic=stochastic)
+                observation, reward, terminated, truncated, _ = env.step(action)
+                total += float(reward)
+                ended = terminated or truncated
+    finally:
+        fps = int(env.metadata.get("render_fps") or 30)
+        env.close()  # type: ignore[no-untyped-call]
+    if path is not None:
+        _write_video(path, frames, fps)
+    return path, total / episodes
+
+
+def _check_video(path: Path) -> None:
+    if path.suffix.lower() not in VIDEO_SUFFIXES:
+        raise UserError(f"--video {path}: the name must end in {' or '.join(VIDEO_SUFFIXES)}")
+    if not path.resolve().parent.is_dir():
+        raise UserError(f"--video {path}: there is no folder {path.resolve().parent}")
+    try:
+        import imageio.v2  # noqa: F401
+        import imageio_ffmpeg  # noqa: F401
+    except ImportError:
+        raise UserError('--video needs imageio and imageio-ffmpeg: pip install "paceline[video]"') from None
+
+
+def _frame(image: Any, env_id: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    if not isinstance(image, np.ndarray) or image.ndim != 3:
+        raise UserError(f"--video: {env_id} does not render to an RGB image (render_mode='rgb_array')")
+    height, width = image.shape[0] // 2 * 2, image.shape[1] // 2 * 2  # the codec takes even sizes
+    return image[:height, :width].astype(np.uint8)
+
+
+def _write_video(path: Path, frames: list[Any], fps: int) -> None:
+    import imageio.v2 as imageio
+
+    temporary = path.with_name(f".{path.stem}-partial{path.suffix}")
+    try:
+        if path.suffix.lower() == ".gif":
+            imageio.mimwrite(temporary, frames, duration=1000.0 / fps, loop=0)
+        else:
+            imageio.mimwrite(temporary, frames, fps=fps, macro_block_size=2)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _append_episodes(path: Path, played: list[Episode], row: dict[str, Any]) -> None:
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file)
+        if new:
+            writer.writerow(["evaluated_at", "env_steps", "kind", "seed", "episode", "return", "length"])
+        now = f"{time.time():.0f}"
+        for number, episode in enumerate(played):
+            writer.writerow([now, row["env_steps"], row["kind"], row["seed"], number, episode.total, episode.length])

@@ -1,0 +1,1 @@
+"""Networks and the policy that makes actions of them."""

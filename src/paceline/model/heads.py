@@ -1,0 +1,153 @@
+"""Distributions over actions, with their gradients by hand.
+
+Arrays are outputs-first, `out [K, B]`: numpy reduces the few outputs of many rows faster that way round. `evaluate`
+remembers what `gradient` needs. `log_prob` and `entropy` are per row, `[B]`; the reward of a row is never seen here.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.spaces import ActionCodec, Array
+
+Floats = NDArray[np.float32]
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class Head(ABC):
+    num_outputs: int
+
+    @abstractmethod
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        """Random numbers for `shape` actions, `[*shape, k]`."""
+
+    @abstractmethod
+    def sample(self, out: Floats, noise: Floats) -> tuple[Array, Floats]:
+        """Actions `[B, k]` and their log-probabilities."""
+
+    @abstractmethod
+    def mode(self, out: Floats) -> Array:
+        """The most likely actions `[B, k]`."""
+
+    @abstractmethod
+    def evaluate(self, out: Floats, action: Array) -> tuple[Floats, Floats]:
+        """Log-probability and entropy of each row."""
+
+    @abstractmethod
+    def gradient(self, d_log_prob: Floats, d_entropy: float) -> Floats:
+        """d loss / d out `[K, B]`, given d loss / d log_prob `[B]` and d loss / d entropy (the same for each row)."""
+
+
+class CategoricalHead(Head):
+    """One categorical per entry of `nvec`, side by side: Discrete, MultiDiscrete, MultiBinary."""
+
+    def __init__(self, nvec: tuple[int, ...]) -> None:
+        self.nvec = nvec
+        self.num_outputs = sum(nvec)
+        stops = np.cumsum(nvec).tolist()
+        self._parts = [slice(stop - n, stop) for n, stop in zip(nvec, stops, strict=True)]
+
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        return rng.random((*shape, len(self.nvec)), np.float32)
+
+    def sample(self, out: Floats, noise: Floats) -> tuple[Array, Floats]:
+        rows = np.arange(out.shape[1])
+        action = np.empty((out.shape[1], len(self.nvec)), np.int64)
+        total: Floats = np.zeros(out.shape[1], np.float32)
+        for k, part in enumerate(self._parts):
+            log_p = _log_softmax(out[part])
+            # Inverse of the cumulative distribution; the last class takes what rounding leaves.
+            below = np.cumsum(np.exp(log_p[:-1]), axis=0) <= noise[:, k]
+            chosen = np.add.reduce(below, axis=0, dtype=np.int64)
+            action[:, k] = chosen
+            total += log_p[chosen, rows]
+        return action, total
+
+    def mode(self, out: Floats) -> Array:
+        return np.stack([out[part].argmax(0) for part in self._parts], axis=1)
+
+    def evaluate(self, out: Floats, action: Array) -> tuple[Floats, Floats]:
+        self._rows = np.arange(out.shape[1])
+        self._action = action
+        self._p = np.empty_like(out)
+        self._log_p = np.empty_like(out)
+        log_prob: Floats = np.zeros(out.shape[1], np.float32)
+        entropy: Floats = np.zeros(out.shape[1], np.float32)
+        self._entropies = []
+        for k, part in enumerate(self._parts):
+            log_p = _log_softmax(out[part], into=self._log_p[part])
+            p = np.exp(log_p, out=self._p[part])
+            each = -np.add.reduce(p * log_p, axis=0)
+            self._entropies.append(each)
+            log_prob += log_p[action[:, k], self._rows]
+            entropy += each
+        return log_prob, entropy
+
+    def gradient(self, d_log_prob: Floats, d_entropy: float) -> Floats:
+        d_out: Floats = -self._p * d_log_prob
+        for k, part in enumerate(self._parts):
+            d_part = d_out[part]
+            d_part[self._action[:, k], self._rows] += d_log_prob
+            if d_entropy:
+                d_part -= np.float32(d_entropy) * self._p[part] * (self._log_p[part] + self._entropies[k])
+        return d_out
+
+
+class GaussianHead(Head):
+    """Independent normals with one learned deviation per dimension; with `squash`, of the action before tanh.
+
+    The action kept in the batch is the one before clipping or squashing, so the change of variables of tanh is the same
+    for the old and the new policy. The entropy is that of the normal.
+    """
+
+    def __init__(self, log_std: Floats, d_log_std: Floats, *, squash: bool) -> None:
+        self.num_outputs = len(log_std)
+        self.log_std, self.d_log_std, self.squash = log_std, d_log_std, squash
+
+    def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        return rng.standard_normal((*shape, self.num_outputs), np.float32)
+
+    def sample(self, out: Floats, noise: Floats) -> tuple[Array, Floats]:
+        action = out.T + np.exp(self.log_std) * noise
+        return action, self._log_prob(noise.T, action)
+
+    def mode(self, out: Floats) -> Array:
+        return out.T.copy()
+
+    def evaluate(self, out: Floats, action: Array) -> tuple[Floats, Floats]:
+        self._inverse_std = np.exp(-self.log_std)[:, None]
+        self._z = (action.T - out) * self._inverse_std
+        each = float(np.add.reduce(self.log_std)) + self.num_outputs * (0.5 + HALF_LOG_2PI)
+        return self._log_prob(self._z, action), np.full(out.shape[1], each, np.float32)
+
+    def gradient(self, d_log_prob: Floats, d_entropy: float) -> Floats:
+        weighted = self._z * d_log_prob
+        np.add.reduce(weighted * self._z, axis=1, out=self.d_log_std)
+        self.d_log_std += np.float32(d_entropy * len(d_log_prob) - float(np.add.reduce(d_log_prob, dtype=np.float64)))
+        d_out: Floats = weighted * self._inverse_std
+        return d_out
+
+    def _log_prob(self, z: Floats, action: Array) -> Floats:
+        constant = float(np.add.reduce(self.log_std)) + self.num_outputs * HALF_LOG_2PI
+        log_prob: Floats = -0.5 * np.add.reduce(z * z, axis=0) - np.float32(constant)
+        if self.squash:
+            # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not lose its digits at large u.
+            slope = 2 * (math.log(2) - action - np.logaddexp(0, -2 * action))
+            log_prob -= np.add.reduce(slope, axis=1)
+        return log_prob
+
+
+def make_head(action: ActionCodec, log_std: Floats, d_log_std: Floats) -> Head:
+    if action.is_continuous:
+        return GaussianHead(log_std, d_log_std, squash=action.squash)
+    return CategoricalHead(action.nvec)
+
+
+def _log_softmax(out: Floats, *, into: Floats | None = None) -> Floats:
+    shifted: Floats = np.subtract(out, out.max(axis=0), out=into)
+    shifted -= np.log(np.add.reduce(np.exp(shifted), axis=0))
+    return shifted

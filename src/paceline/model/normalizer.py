@@ -1,0 +1,48 @@
+"""Running moments, exact over batches and over replicas (Chan's update)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from paceline.group import Group
+
+EPSILON = 1e-8
+CLIP = 10.0
+
+
+class RunningMoments:
+    """Mean and variance of all rows seen. Starts at mean 0, variance 1, with nearly no weight."""
+
+    def __init__(self, size: int) -> None:
+        self.mean: NDArray[np.float64] = np.zeros(size)
+        self.var: NDArray[np.float64] = np.ones(size)
+        self.count = 1e-4
+
+    def update(self, rows: NDArray[np.float32], group: Group) -> None:
+        """Take in `rows [R, size]` of every member of the group."""
+        wide = rows.astype(np.float64)
+        sums = torch.from_numpy(np.concatenate(([len(wide)], wide.sum(0), (wide * wide).sum(0))))
+        group.mean_(sums)
+        count, first, second = float(sums[0]), *np.split(sums[1:].numpy(), 2)
+        if count == 0:
+            return
+        count, mean = count * group.size, first / count
+        var = np.maximum(second * group.size / count - mean * mean, 0.0)
+        total = self.count + count
+        delta = mean - self.mean
+        spread = self.var * self.count + var * count + delta * delta * self.count * count / total
+        self.mean, self.var, self.count = self.mean + delta * count / total, spread / total, total
+
+    @property
+    def deviation(self) -> NDArray[np.float64]:
+        deviation: NDArray[np.float64] = np.sqrt(self.var + EPSILON)
+        return deviation
+
+    def state(self) -> dict[str, NDArray[np.float64]]:
+        return {"mean": self.mean, "var": self.var, "count": np.asarray([self.count])}
+
+    def load(self, state: dict[str, NDArray[np.float64]]) -> None:
+        self.mean, self.var = np.array(state["mean"]), np.array(state["var"])
+        self.count = float(state["count"][0])

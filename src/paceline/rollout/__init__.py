@@ -1,0 +1,1 @@
+"""Collecting: a policy and a vector environment fill a batch."""

@@ -1,0 +1,121 @@
+"""Steps a vector environment with a policy for T steps, into the same batch each time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.rollout.batch import Batch, Episode
+from paceline.spaces import ActionCodec, Array, ObservationCodec
+
+
+class Vector(Protocol):
+    """What a collector needs of a vector environment."""
+
+    num_envs: int
+    observation: ObservationCodec
+    action: ActionCodec
+    finished_metrics: list[dict[str, float]]
+
+    def reset(self) -> Array: ...
+    def step(self, action: Array) -> tuple[Array, Array, Array, Array]: ...
+    def state(self) -> dict[str, Any] | None: ...
+    def restore(self, state: dict[str, Any], observation: Array) -> bool: ...
+
+
+class Actor(Protocol):
+    """What a collector needs of a policy."""
+
+    def act(self, observation: Array, noise: NDArray[np.float32]) -> tuple[Array, Array, Array]: ...
+    def value(self, observation: Array) -> Array: ...
+    def draw_noise(self, rng: np.random.Generator, steps: int, num_envs: int) -> NDArray[np.float32]: ...
+
+
+class Collector:
+    """Environments are reset once, at the start; episodes run on from one rollout to the next."""
+
+    def __init__(self, env: Vector, policy: Actor, *, steps: int, gamma: float, rng: np.random.Generator) -> None:
+        self.env, self.policy, self.rng = env, policy, rng
+        self._gamma = gamma
+        self.batch = Batch.empty(steps, env.num_envs, env.observation, env.action)
+        self._done: NDArray[np.bool_] = np.zeros(env.num_envs, np.bool_)
+        self._return: NDArray[np.float64] = np.zeros(env.num_envs)
+        self._length: NDArray[np.int64] = np.zeros(env.num_envs, np.int64)
+        self._discounted: NDArray[np.float64] = np.zeros(env.num_envs)
+        self.env_seconds = self.act_seconds = 0.0
+
+    def start(self) -> None:
+        """A fresh start of all episodes."""
+        self.batch.obs[-1] = self.env.reset()
+        self._done[:] = False
+        self._return[:] = self._length[:] = self._discounted[:] = 0
+
+    def collect(self, version: int = 0) -> Batch:
+        batch, env, act, clock = self.batch, self.env, self.policy.act, time.perf_counter
+        steps = len(batch.reward)
+        batch.obs[0] = batch.obs[-1]
+        batch.episodes, batch.env_metrics, batch.version = [], [], version
+        begin = clock()
+        noise = self.policy.draw_noise(self.rng, steps, env.num_envs)
+        env_seconds = 0.0
+        for t in range(steps):
+            action, logp, value = act(batch.obs[t], noise[t])
+            batch.action[t], batch.logp[t], batch.value[t] = action, logp, value
+            np.logical_not(self._done, out=batch.valid[t])
+            before = clock()
+            obs, reward, terminated, truncated = env.step(action)
+            env_seconds += clock() - before
+            batch.obs[t + 1], batch.reward[t] = obs, reward
+            batch.terminated[t], batch.truncated[t] = terminated, truncated
+            np.logical_or(terminated, truncated, out=self._done)
+            self._return += reward
+            self._length += batch.valid[t]
+            self._discounted *= self._gamma
+            self._discounted += reward
+            batch.discounted[t] = self._discounted
+            if self._done.any():
+                self._finish()
+        batch.value[steps] = self.policy.value(batch.obs[steps])
+        batch.env_metrics, env.finished_metrics = env.finished_metrics, []
+        self.env_seconds += env_seconds
+        self.act_seconds += clock() - begin - env_seconds
+        return batch
+
+    def _finish(self) -> None:
+        for index in np.flatnonzero(self._done):
+            self.batch.episodes.append(Episode(float(self._return[index]), int(self._length[index])))
+        self._return[self._done] = 0.0
+        self._length[self._done] = 0
+        self._discounted[self._done] = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Arrays and JSON: the environments where they can be saved, the running episodes, the generator."""
+        return {
+            "obs": self.batch.obs[-1].copy(),
+            "done": self._done.copy(),
+            "return": self._return.copy(),
+            "length": self._length.copy(),
+            "discounted": self._discounted.copy(),
+            "rng": self.rng.bit_generator.state,
+            "env": self.env.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> bool:
+        """True: exactly where it was. False: the environments could not be brought back; all episodes start afresh."""
+        self.rng.bit_generator.state = state["rng"]
+        same_shape = state["obs"].shape == self.batch.obs[-1].shape
+        if state["env"] is None or not same_shape or not self.env.restore(state["env"], state["obs"]):
+            self.start()
+            return False
+        self.batch.obs[-1] = state["obs"]
+        for own, saved in (
+            (self._done, "done"),
+            (self._return, "return"),
+            (self._length, "length"),
+            (self._discounted, "discounted"),
+        ):
+            own[...] = state[saved]
+        return True

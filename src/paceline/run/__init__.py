@@ -1,0 +1,1 @@
+"""The run directory: the only interface between training and every reader."""

@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+
+from paceline.stats import bootstrap_interval, iqm, summarize
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, 2, 3, 1000], 2.5),
+        ([1000, 3, 2, 1], 2.5),  # order doesn't matter
+        ([0, 1, 2, 3, 4, 5, 6, 100], 3.5),  # two go from each end
+        ([0, 1, 2, 3, 100], 2.0),  # a quarter of 5 rounds down to one
+        ([1, 2, 6], 3.0),  # too few to cut
+        ([7], 7.0),
+        ([[1, 2], [3, 1000]], 2.5),
+    ],
+)
+def test_iqm(values: list[float], expected: float) -> None:
+    assert iqm(values) == expected
+
+
+def test_interval_of_a_constant_is_that_constant() -> None:
+    assert bootstrap_interval([5.0, 5.0, 5.0]) == (5.0, 5.0)
+    assert bootstrap_interval([3.0]) == (3.0, 3.0)
+
+
+def test_interval_of_a_coin_has_the_binomial_quantiles() -> None:
+    # A resample of 50 zeros and 50 ones has binomial(100, 1/2) ones: 2.5 % and 97.5 % quantiles are 40 and 60.
+    low, high = bootstrap_interval([0.0] * 50 + [1.0] * 50)
+    assert low == pytest.approx(0.40, abs=0.011)
+    assert high == pytest.approx(0.60, abs=0.011)
+
+
+def test_interval_narrows_with_confidence_and_is_repeatable() -> None:
+    sample = np.random.default_rng(1).normal(size=40)
+    wide, narrow = bootstrap_interval(sample), bootstrap_interval(sample, confidence=0.5)
+    assert wide[0] < narrow[0] < sample.mean() < narrow[1] < wide[1]
+    assert bootstrap_interval(sample) == wide
+    assert bootstrap_interval(sample, seed=1) != wide
+
+
+def test_interval_of_another_statistic() -> None:
+    sample = [1.0, 2.0, 3.0, 4.0, 1000.0]
+    # The least of 5 draws is above 2 with probability (3/5)^5 = 7.8 %, above 3 with (2/5)^5 = 1.0 %.
+    assert bootstrap_interval(sample, statistic=np.min) == (1.0, 3.0)
+    assert bootstrap_interval(sample, statistic=iqm) != bootstrap_interval(sample)
+
+
+def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for seed in range(100):
+        low, high = bootstrap_interval(rng.normal(size=30), resamples=200, seed=seed)
+        hits += low <= 0.0 <= high
+    assert 85 <= hits <= 100
+
+
+def test_summary_by_hand() -> None:
+    summary = summarize([10.0, 20.0, 30.0, 100.0], [1, 2, 3, 6])
+    low, high = summary.pop("return_ci_low"), summary.pop("return_ci_high")
+    assert 10.0 < low < 40.0 < high <= 100.0
+    assert summary == {
+        "return_mean": 40.0,
+        "return_std": pytest.approx(np.sqrt((30**2 + 20**2 + 10**2 + 60**2) / 4)),
+        "return_median": 25.0,
+        "return_iqm": 25.0,
+        "return_min": 10.0,
+        "return_max": 100.0,
+        "length_mean": 3.0,
+        "length_std": pytest.approx(np.sqrt((4 + 1 + 0 + 9) / 4)),
+        "length_min": 1,
+        "length_max": 6,
+        "episodes": 4,
+    }
+    assert all(type(value) in (int, float) for value in summarize([1.0], [1]).values())  # JSON takes no numpy scalars
+
+
+def test_bad_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        iqm([])
+    with pytest.raises(ValueError, match="2 returns and 1 lengths"):
+        summarize([1.0, 2.0], [1])
+    with pytest.raises(ValueError, match="confidence"):
+        bootstrap_interval([1.0], confidence=95)
