@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint test-learning test-learning-quick bench clean
+.PHONY: help setup train test lint test-learning bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -35,11 +35,8 @@ lint: setup  ## format, lint, types, layers
 test: setup lint  ## the tests, in a few minutes
 	$(BIN)/python -m pytest
 
-test-learning: setup  ## every published score, over several seeds; half an hour
+test-learning: setup  ## every published score, over several seeds; ten minutes
 	$(BIN)/python -m pytest -m learning tests/learning
-
-test-learning-quick: setup  ## a subset of them, in a few minutes
-	$(BIN)/python -m pytest -m learning_quick tests/learning
 
 bench: setup  ## speed against Stable-Baselines3 and RLlib, in one run
 	sh benchmarks/peers.sh

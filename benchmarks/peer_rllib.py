@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -125,10 +126,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The Grid'5000 job on RLlib; prints one JSON line.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument(
-        "--threads", type=int, default=1, help="of the learner (default 1, its fastest); 0 leaves it to torch"
-    )
+    parser.add_argument("--threads", type=int, default=1, help="of the learner; 0 leaves it to torch")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` below takes Ray and its files away
     # At most 39 characters, for the socket paths below it. As HOME it also takes ~/ray_results and ~/.ray.
     home = Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp"))
     os.environ.update(

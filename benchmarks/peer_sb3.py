@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -71,7 +72,8 @@ JOBS = {
 class SolvedRule(BaseCallback):  # type: ignore[misc, unused-ignore]
     """Ends training when the last training episodes and then an evaluation reach the return.
 
-    Asked after each update, like our own stop rule.
+    Asked after each update, like our own stop rule; but where ours waits a while after a failed confirmation, this asks
+    again at once.
     """
 
     def __init__(self, stop_return: float, eval_env: Any) -> None:
@@ -150,7 +152,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="budget in env steps, also the length of the schedules")
     parser.add_argument("--stop-return", type=float, help="stop at this return (last 20 episodes, then 20 evaluated)")
     options = parser.parse_args()
-    print(json.dumps(run(options.job, options.seed, options.steps, options.stop_return)))
+    with tempfile.TemporaryDirectory() as tempfile.tempdir:  # Stable-Baselines3 leaves a folder for logs in there
+        report = run(options.job, options.seed, options.steps, options.stop_return)
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,11 @@ from paceline.config import RunConfig, UserError
 from paceline.engine.local import LocalEngine
 from paceline.engine.loop import Loop, Outcome
 from paceline.plugins import absolute
-from paceline.resolve import read_file, resolve_tree, to_tree, to_yaml, validate
+from paceline.resolve import merge, read_file, resolve_tree, tidy, to_tree, to_yaml, validate
 from paceline.run import checkpoint, provenance
 from paceline.run.console import make_console
 from paceline.run.directory import RunDirectory, write_json, write_text
+from paceline.run.metrics import METRICS
 from paceline.run.tree import unpack
 
 RESUMABLE = ("stop", "eval", "checkpoint", "engine")  # what may be changed when a run is continued
@@ -32,6 +36,9 @@ class Run(RunDirectory):
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -58,13 +65,14 @@ def train(
     if resume is not None:
         directory = _to_resume(given, resume)
         if directory is not None:
-            if init_from is not None:
+            if init_from is not None and str(resume) != "auto":
                 raise UserError("--resume continues a run with its own weights; --init-from starts a new one: give one")
-            return _continue(directory, {} if isinstance(given, RunConfig) else given, quiet=quiet, began=began)
+            tree = to_tree(given) if isinstance(given, RunConfig) else given
+            return _continue(directory, tree, quiet=quiet, began=began)
     chosen: str | None = None
     if not isinstance(given, RunConfig):
         given, chosen = resolve_tree(given, preset=preset)
-    return _begin(_absolute(given), chosen, init_from, quiet=quiet, began=began)
+    return _begin(_absolute(given), chosen, init_from, reuse=str(resume) == "auto", quiet=quiet, began=began)
 
 
 def load(run: str | Path | Run, checkpoint_name: str | None = None, *, seed: int = 0) -> Agent:
@@ -72,52 +80,63 @@ def load(run: str | Path | Run, checkpoint_name: str | None = None, *, seed: int
     return Agent(checkpoint.find(Path(run), checkpoint_name), seed=seed)
 
 
-def _begin(config: RunConfig, preset: str | None, init_from: str | Path | None, *, quiet: bool, began: float) -> Run:
+def _begin(
+    config: RunConfig, preset: str | None, init_from: str | Path | None, *, reuse: bool, quiet: bool, began: float
+) -> Run:
+    _check_metric(config)
     engine = LocalEngine(config)  # first: what is wrong with the input shows before anything is written
     try:
         if init_from is not None:
             source = Agent(checkpoint.find(Path(init_from)))
             engine.policy.load(source.policy.state())
-        directory = RunDirectory.create(config.out, config.name, config.algo, config.env.id)
-        directory.lock()
-        write_text(directory.config_path, to_yaml(config))
-        write_json(directory.provenance_path, provenance.collect(sys.argv))
-        lines = [
-            f"run        {directory.path}",
-            *engine.describe(),
-            f"preset     {preset} (--preset none turns it off)" if preset else "preset     none",
-        ]
-        if init_from is not None:
-            lines.append(f"weights    from {source.path}")
         engine.start()
-        return _train(config, engine, directory, lines, None, quiet=quiet, began=began)
+        directory = RunDirectory.create(config.out, config.name, config.algo, config.env.id, reuse=reuse)
+        with _locked(directory):
+            write_text(directory.config_path, to_yaml(config))
+            write_json(directory.provenance_path, provenance.collect(sys.argv))
+            lines = [
+                f"run        {directory.path}",
+                *engine.describe(),
+                f"preset     {preset} (--preset none turns it off)" if preset else "preset     none",
+            ]
+            if init_from is not None:
+                lines.append(f"weights    from {source.path}")
+            return _train(config, engine, directory, lines, None, quiet=quiet, began=began)
     finally:
         engine.close()
 
 
 def _continue(directory: RunDirectory, given: Mapping[str, Any], *, quiet: bool, began: float) -> Run:
-    saved = directory.read_config()
-    changes = {key: value for key, value in given.items() if key in RESUMABLE}
-    for key, value in given.items():
-        if key not in (*RESUMABLE, "out", "name") and not _agrees(value, saved.get(key)):
-            raise UserError(
-                f"'{key}' differs from the run {directory.path}; --resume continues it as it was, and only "
-                f"{', '.join(RESUMABLE)} can be changed (--init-from starts a new run from its weights)"
-            )
-    stop = {**(saved.get("stop") or {}), **(changes.get("stop") or {})}
-    tree = {**saved, **{k: {**(saved.get(k) or {}), **(v or {})} for k, v in changes.items()}, "stop": stop}
-    config = validate(tree)
+    saved = validate(directory.read_config())
+    changed = validate(merge(to_tree(saved), tidy({k: v for k, v in given.items() if k not in ("out", "name")})))
+    config = _absolute(changed)
+    before, after = _fixed(saved), {**_fixed(changed), **_fixed(config, to_tree(config))}
+    if before != after:
+        key, was, new = _first_difference(before, after)
+        raise UserError(
+            f"{key}={new} differs from the run {directory.path}, which has {was}; --resume continues it as it was, and "
+            f"only {', '.join(RESUMABLE)} can be changed (--init-from starts a new run from its weights)"
+        )
+    _check_metric(config)
+    with _locked(directory):
+        arrays, content = checkpoint.load(checkpoint.find(directory.path, "last"))
+        state = unpack(arrays, {key: content[key] for key in ("engine", "loop")})
+        engine = LocalEngine(config, resumes=state["loop"]["resumes"] + 1)
+        try:
+            write_text(directory.config_path, to_yaml(config))
+            lines = [f"run        {directory.path}", *engine.describe()]
+            return _train(config, engine, directory, lines, state, quiet=quiet, began=began)
+        finally:
+            engine.close()
+
+
+@contextmanager
+def _locked(directory: RunDirectory) -> Iterator[None]:
     directory.lock()
-    path = checkpoint.find(directory.path, "last")
-    arrays, content = checkpoint.load(path)
-    state = unpack(arrays, {key: content[key] for key in ("engine", "loop")})
-    engine = LocalEngine(config, resumes=state["loop"]["resumes"] + 1)
     try:
-        write_text(directory.config_path, to_yaml(config))
-        lines = [f"run        {directory.path}", *engine.describe()]
-        return _train(config, engine, directory, lines, state, quiet=quiet, began=began)
+        yield
     finally:
-        engine.close()
+        directory.unlock()
 
 
 def _train(
@@ -144,7 +163,6 @@ def _train(
         return Run(outcome)
     finally:
         console.close()
-        directory.unlock()
 
 
 def _closing(loop: Loop, outcome: Outcome) -> list[str]:
@@ -155,14 +173,15 @@ def _closing(loop: Loop, outcome: Outcome) -> list[str]:
         f"({rate:,.0f} steps/s), {summary['optimizer_steps']:,} optimizer steps"
     ]
     if outcome.status == "stopped":
-        lines.append(f"continue   paceline train --resume {outcome.path}")
+        lines.append(f"continue   paceline train --resume {shlex.quote(str(outcome.path))}")
     else:
-        lines.append(f"evaluate   paceline evaluate {outcome.path}")
+        lines.append(f"evaluate   paceline evaluate {shlex.quote(str(outcome.path))}")
     lines.append(f"run        {outcome.path}")
     return lines
 
 
 def _to_resume(given: Any, resume: str | Path) -> RunDirectory | None:
+    """The run to continue; None: `auto`, and there is none yet."""
     if str(resume) != "auto":
         return RunDirectory.open(resume)
     config = (
@@ -170,19 +189,37 @@ def _to_resume(given: Any, resume: str | Path) -> RunDirectory | None:
     )
     if config.name is None:
         raise UserError("--resume auto needs --name: the run to continue if it exists, or to start if it does not")
-    path = Path(config.out) / config.name
+    path = Path(config.out).expanduser() / config.name
     if not path.exists():
         return None
-    return RunDirectory.open(path)
+    directory = RunDirectory.open(path)
+    return directory if checkpoint.available(path) else None  # it ended before its first checkpoint
 
 
-def _agrees(given: Any, saved: Any) -> bool:
-    """Whether what was given again is what the run has."""
-    if isinstance(given, Mapping) and isinstance(saved, Mapping):
-        return all(_agrees(value, saved.get(key)) for key, value in given.items())
-    if isinstance(given, str) and isinstance(saved, Mapping):
-        return _agrees({"id": given}, saved)
-    return bool(given == saved) or (isinstance(given, str) and isinstance(saved, str) and absolute(given) == saved)
+def _fixed(config: RunConfig, tree: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What cannot be changed when a run is continued, in the order of the config."""
+    tree = config.model_dump(by_alias=True, mode="json") if tree is None else tree
+    return {key: value for key, value in tree.items() if key not in (*RESUMABLE, "out", "name")}
+
+
+def _first_difference(before: Any, after: Any) -> tuple[str, Any, Any]:
+    """The dotted key of the first value that differs, and the two values."""
+    key = next(key for key in after if before.get(key) != after[key])
+    if isinstance(before.get(key), dict) and isinstance(after[key], dict) and before[key].keys() == after[key].keys():
+        rest, was, new = _first_difference(before[key], after[key])
+        return f"{key}.{rest}", was, new
+    return key, before.get(key), after[key]
+
+
+def _check_metric(config: RunConfig) -> None:
+    """A rule about a metric that no row has would be ignored in silence."""
+    rule = config.stop.metric_rule
+    if rule is not None and rule[0] not in METRICS and not rule[0].startswith("env/"):
+        near = difflib.get_close_matches(rule[0], METRICS, 1) or ["return_mean"]
+        raise UserError(
+            f"stop.metric={config.stop.metric}: there is no metric {rule[0]!r}; did you mean {near[0]!r}? "
+            "What an environment reports begins with env/"
+        )
 
 
 def _absolute(config: RunConfig) -> RunConfig:

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         raise SystemExit(options.run(options))
     except UserError as error:
-        print(f"paceline: {error}", file=sys.stderr)
+        print(f"paceline: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except KeyboardInterrupt:
         print("paceline: interrupted before anything was started", file=sys.stderr)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(FAILED) from None
-    except (RuntimeError, OSError, ArithmeticError) as error:
+    except Exception as error:
         _explain(error)
         raise SystemExit(FAILED) from None
 
@@ -123,7 +123,7 @@ def _add_evaluate(verbs: Any) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from paceline.resolve import parse_sets, put, read_file, resolve_tree
+    from paceline.resolve import parse_sets, put, read_file, resolve_tree, tidy, validate
 
     given = parse_sets(options.set, read_file(options.config) if options.config else None)
     for name, value in vars(options).items():
@@ -133,7 +133,7 @@ def _train(options: argparse.Namespace) -> int:
         config, _ = resolve_tree(given, preset=options.preset)  # before torch is imported: bad input answers at once
         threads = config.engine.threads
     else:
-        threads = int((given.get("engine") or {}).get("threads") or 0)
+        threads = validate({key: value for key, value in tidy(given).items() if key == "engine"}).engine.threads
     if threads:
         for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ[variable] = str(threads)
@@ -191,10 +191,11 @@ def _envs(options: argparse.Namespace) -> int:
         raise UserError("envs check needs an environment: paceline envs check CartPole-v1")
     from paceline.env.check import check_env
     from paceline.env.make import make_scalar
-    from paceline.resolve import parse_sets, validate
+    from paceline.resolve import parse_sets, put, validate
 
     tree = parse_sets(options.set)
-    config: EnvConfig = validate({**tree, "env": {**tree.get("env", {}), "id": options.id}}).env
+    put(tree, "env.id", options.id)
+    config: EnvConfig = validate(tree).env
     report = check_env(lambda: make_scalar(config), options.id)
     print(report.text())
     return FAILED if report.problems else 0
@@ -237,13 +238,15 @@ def _explain(error: Exception) -> None:
     own = type(error).__module__.startswith("paceline.")
     if isinstance(error, OSError) and not own:
         where = f" ({error.filename})" if error.filename else ""
-        print(f"paceline: {error.strerror or error}{where}; the last checkpoint is whole", file=sys.stderr)
+        advice = "look at the disk and the folder; a run goes on from its last checkpoint with --resume"
+        print(f"paceline: failed: {error.strerror or error}{where}: {advice}", file=sys.stderr)
         return
     if not own:
         import traceback
 
         traceback.print_exception(error)
-    print(f"paceline: failed: {error}", file=sys.stderr)
+    name = "" if own else f"{type(error).__name__}: "
+    print(f"paceline: failed: {name}{error}", file=sys.stderr)
 
 
 def _version() -> str:

@@ -69,7 +69,12 @@ Schedule = Literal["constant", "linear"]
 
 class Section(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, populate_by_name=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        populate_by_name=True,
+        allow_inf_nan=False,
     )
 
 
@@ -97,6 +102,15 @@ class EnvConfig(Section):
     normalize_reward: bool = False
     """Divide rewards by the running deviation of the discounted return. Reported returns stay raw."""
 
+    @model_validator(mode="after")
+    def _one_wrapper_each(self) -> EnvConfig:
+        for wrapper in self.wrappers:
+            if not isinstance(wrapper, str) and len(wrapper) != 1:
+                raise ValueError(
+                    f"env.wrappers={wrapper}: one name each is expected: [{{name: {{argument: value}}}}, …]"
+                )
+        return self
+
 
 class ModelConfig(Section):
     hidden: list[Positive] = [64, 64]
@@ -115,8 +129,6 @@ class ModelConfig(Section):
     """Continuous actions: squash with tanh into the bounds, instead of clipping at them."""
     log_std_init: float = 0.0
     """Continuous actions: logarithm of the initial deviation, where the bounds are -1 and 1."""
-    noise_correlation: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Continuous actions: correlation of the exploration noise between steps; 0 is independent noise."""
 
     @model_validator(mode="after")
     def _own_network(self) -> ModelConfig:
@@ -204,7 +216,11 @@ class StopConfig(Section):
 
     @model_validator(mode="after")
     def _metric_rule(self) -> StopConfig:
-        if self.metric is not None and not _METRIC_RULE.match(self.metric):
+        try:
+            rule = self.metric_rule
+        except ValueError:  # of float()
+            rule = None
+        if self.metric is not None and rule is None:
             raise ValueError(f"stop.metric={self.metric!r} is not NAME>=NUMBER (or <=, >, <)")
         return self
 
@@ -242,7 +258,7 @@ class EngineConfig(Section):
     workers: Annotated[Positive, Field(le=1)] = 1
     """Processes that collect and learn; the local engine has one."""
     threads: Annotated[Count, Field(ge=0)] = 0
-    """Threads for the arithmetic; 0 chooses: 1 for an MLP, the cores we own for a CNN."""
+    """Most threads for the arithmetic; 0 means the cores we own. An MLP uses two at most, one a tower."""
     device: Literal["auto", "cpu"] = "auto"
     """Where the network lives."""
 

@@ -33,8 +33,7 @@ def evaluate(
     random: bool = False,
 ) -> dict[str, Any]:
     """Play exactly `episodes` episodes and return their statistics; a run gets them in its files too."""
-    if episodes < 1:
-        raise UserError(f"--episodes {episodes}: at least 1")
+    _check(episodes, seed)
     agent = Agent(checkpoint.find(target, which), seed=seed)
     env, _ = make_vector(agent.config.env, eval_envs(episodes), seed=seed, squash=agent.config.model.squash)
     began = time.perf_counter()
@@ -83,11 +82,13 @@ def record_video(
     target: str | Path, output: str | Path | None, *, which: str | None, episodes: int, stochastic: bool, seed: int
 ) -> tuple[Path | None, float]:
     """Play and film (`output` is .mp4 or .gif, no display needed) or, without `output`, show in a window."""
+    _check(episodes, seed)
     agent = Agent(checkpoint.find(target, which), seed=seed)
     path = Path(output).expanduser() if output is not None else None
     if path is not None:
         _check_video(path)
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a display
+        for driver in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
+            os.environ.setdefault(driver, "dummy")  # pygame draws without a display, and looks for no sound card
     env = agent.make_env(render_mode="human" if path is None else "rgb_array")
     frames: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
     total = 0.0
@@ -108,6 +109,13 @@ def record_video(
     if path is not None:
         _write_video(path, frames, fps)
     return path, total / episodes
+
+
+def _check(episodes: int, seed: int) -> None:
+    if episodes < 1:
+        raise UserError(f"--episodes {episodes}: at least 1")
+    if seed < 0:
+        raise UserError(f"--seed {seed}: at least 0")
 
 
 def _check_video(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -21,6 +22,8 @@ def absolute(name: str) -> str:
 def load_attribute(name: str, what: str) -> Any:
     """`module:Attribute` or `path/to/file.py:Attribute` → the object."""
     path, _, attribute = name.rpartition(":")
+    if not path:
+        raise UserError(f"{what}={name}: module:Name or path/to/file.py:Name is expected")
     module = _load_file(path, what) if path.endswith(".py") else import_module(path, what)
     try:
         return getattr(module, attribute)
@@ -41,15 +44,15 @@ def import_module(module: str, what: str) -> ModuleType:
         raise UserError(
             f"{what}: importing '{module}' needs the module '{error.name}', which is not installed"
         ) from None
+    except Exception as error:  # the user's module may raise anything; it is their input
+        raise UserError(f"{what}: '{module}' cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _load_file(path: str, what: str) -> ModuleType:
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise UserError(f"{what}={path}: there is no such file")
-    name = "paceline_user_" + str(file).removesuffix(".py").strip("/").replace("/", "_").replace(".", "_").replace(
-        "-", "_"
-    )
+    name = f"paceline_user_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"  # one name for each path
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -17,11 +19,18 @@ Tree = dict[str, Any]
 BUDGETS = ("total_steps", "iterations", "max_time")
 
 
+class _Loader(yaml.SafeLoader):
+    """Also takes 1e-3 for a number: to YAML 1.1 it is a text, and `env.kwargs` would pass it on as one."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
 def resolve_tree(given: Mapping[str, Any], *, preset: str | None = None) -> tuple[RunConfig, str | None]:
     """The validated config of what the user gave, and the name of the preset that filled the rest."""
-    given = dict(given)
-    if isinstance(given.get("env"), str):
-        given["env"] = {"id": given["env"]}
+    given = tidy(given)
     validate({key: given[key] for key in ("algo", "env") if key in given})  # the preset is looked up by these two
     algo = given.get("algo") or RunConfig.model_fields["algo"].default
     for other in ALGORITHM_NAMES:
@@ -29,13 +38,21 @@ def resolve_tree(given: Mapping[str, Any], *, preset: str | None = None) -> tupl
             key = f"{other}.{next(iter(given[other]))}" if isinstance(given[other], dict) else other
             raise UserError(f"{key} is a setting of --algo {other}, and this run is --algo {algo}")
     base, name = _preset_for(given, preset)
-    stop = given.get("stop") or {}
-    if any(stop.get(key) is not None for key in BUDGETS):
+    stop = given.get("stop")
+    if isinstance(stop, Mapping) and any(stop.get(key) is not None for key in BUDGETS):
         base.pop("stop", None)  # the user's budget replaces the preset's
-    config = validate(_merge(base, given))
+    config = validate(merge(base, given))
     if not config.stop.has_budget:
-        config = validate(_merge(base, _merge(given, {"stop": {"total_steps": DEFAULT_TOTAL_STEPS}})))
+        config = validate(merge(base, merge(given, {"stop": {"total_steps": DEFAULT_TOTAL_STEPS}})))
     return config, name
+
+
+def tidy(given: Mapping[str, Any]) -> Tree:
+    """With `env: ID` written out, and without sections that are empty (all their lines may be commented out)."""
+    tree = {key: value for key, value in given.items() if value is not None or not _allowed_at([key])}
+    if isinstance(tree.get("env"), str):
+        tree["env"] = {"id": tree["env"]}
+    return tree
 
 
 def validate(tree: Mapping[str, Any]) -> RunConfig:
@@ -58,7 +75,7 @@ def to_yaml(config: RunConfig) -> str:
 def read_file(path: str | Path) -> Tree:
     path = Path(path)
     try:
-        tree = yaml.safe_load(path.read_text())
+        tree = yaml.load(path.read_text(), _Loader)
     except FileNotFoundError:
         raise UserError(f"--config {path}: there is no such file") from None
     except IsADirectoryError:
@@ -73,23 +90,22 @@ def read_file(path: str | Path) -> Tree:
         return {}
     if not isinstance(tree, dict):
         raise UserError(f"--config {path}: a mapping of keys is expected, not {type(tree).__name__}")
-    if isinstance(tree.get("env"), str):
-        tree["env"] = {"id": tree["env"]}
-    return tree
+    return tidy(tree)
 
 
 def parse_sets(sets: Iterable[str], base: Mapping[str, Any] | None = None) -> Tree:
     """`KEY=VALUE` words over `base`, as a tree."""
-    tree: Tree = _merge({}, base or {})
+    tree: Tree = deepcopy(dict(base or {}))
     for item in sets:
         key, sign, text = item.partition("=")
         if not sign or not key.strip():
             raise UserError(f"--set {item!r}: KEY=VALUE is expected, for example --set ppo.gamma=0.98")
         try:
-            value = yaml.safe_load(text)
+            value = yaml.load(text, _Loader)
         except yaml.YAMLError:
             raise UserError(f"--set {item!r}: the value is not YAML; quote it or see docs/configuration.md") from None
-        put(tree, key.strip(), value)
+        key = key.strip()
+        put(tree, "env.id" if key == "env" and isinstance(value, str) else key, value)
     return tree
 
 
@@ -120,10 +136,10 @@ def _preset_for(given: Mapping[str, Any], wanted: str | None) -> tuple[Tree, str
         if wanted not in table:
             hint = _did_you_mean(wanted, list(table))
             raise UserError(f"--preset {wanted!r} is not known for {algo}{hint}; there are none, {', '.join(table)}")
-        return _copy(table[wanted]), f"{algo}/{wanted}"
+        return deepcopy(table[wanted]), f"{algo}/{wanted}"
     env_id = (given.get("env") or {}).get("id") or RunConfig.model_fields["env"].default.id
     name = env_id.rpartition(":")[2]
-    return (_copy(table[name]), f"{algo}/{name}") if name in table else ({}, None)
+    return (deepcopy(table[name]), f"{algo}/{name}") if name in table else ({}, None)
 
 
 def _one_line(error: ValidationError) -> str:
@@ -136,10 +152,10 @@ def _one_line(error: ValidationError) -> str:
         prefix = "".join(part + "." for part in path[:-1])
         near = difflib.get_close_matches(path[-1], allowed, 1, 0.5)
         elsewhere = [k for k, *_ in keys() if k.rpartition(".")[2] == path[-1]]
-        if near:
-            hint = f"did you mean '{prefix}{near[0]}'?"
-        elif elsewhere:
+        if elsewhere:
             hint = f"did you mean '{elsewhere[0]}'?"
+        elif near:
+            hint = f"did you mean '{prefix}{near[0]}'?"
         else:
             hint = f"allowed {'in ' + prefix[:-1] if prefix else 'at the top'}: {', '.join(allowed)}"
         return f"unknown key '{key}': {hint}{more}"
@@ -147,6 +163,9 @@ def _one_line(error: ValidationError) -> str:
         allowed = [word.strip("'") for word in str(first["ctx"]["expected"]).replace(" or ", ", ").split(", ")]
         hint = _did_you_mean(str(given), allowed)
         return f"{key}={_shown(given)} is not one of {', '.join(allowed)}{hint}{more}"
+    if kind == "model_type":
+        example = f"{key}.{_allowed_at(path)[0]}" if key else "env.id"
+        return f"{key}={_shown(given)}: a section of settings such as {example} is expected{more}"
     if kind == "value_error":
         text = str(first["ctx"]["error"])
         return (f"{key}={_shown(given)}: {text}" if key and "=" not in text else text) + more
@@ -200,15 +219,11 @@ def put(tree: Tree, dotted: str, value: Any) -> None:
     tree[last] = value
 
 
-def _merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Tree:
+def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Tree:
     """`high` over `low`; mappings are merged except kwargs, which are one value."""
     merged = dict(low)
     for key, value in high.items():
         old = merged.get(key)
         both = isinstance(old, dict) and isinstance(value, dict) and key != "kwargs"
-        merged[key] = _merge(old, value) if both else value  # type: ignore[arg-type]
+        merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
     return merged
-
-
-def _copy(tree: Mapping[str, Any]) -> Tree:
-    return _merge({}, tree)

@@ -137,8 +137,8 @@ class ActionCodec:
             bounded = np.isfinite(self.low) & np.isfinite(self.high)
             if squash and not bounded.all():
                 raise UserError(f"model.squash needs finite action bounds, the env has {space}")
-            self.scale = np.where(bounded, (self.high - self.low) / 2, 1.0)
-            self.center = np.where(bounded, (self.high + self.low) / 2, 0.0)
+            low, high = np.where(bounded, self.low, -1.0), np.where(bounded, self.high, 1.0)
+            self.scale, self.center = (high - low) / 2, (high + low) / 2
         else:
             raise UserError(
                 f"action space {type(space).__name__} is not supported; "
@@ -257,16 +257,16 @@ def space_from_json(tree: dict[str, Any]) -> spaces.Space[Any]:
     if kind == "Box":
         dtype = np.dtype(tree["dtype"])
         shape = tuple(tree["shape"])
-        low, high = (np.broadcast_to(np.asarray(tree[b], np.float64), shape) for b in ("low", "high"))
-        return spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype.type)
+        low, high = (np.broadcast_to(np.asarray(tree[b], dtype), shape) for b in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
         return spaces.Discrete(tree["n"], start=tree["start"])
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(np.asarray(tree["nvec"]), start=np.asarray(tree["start"]))
-    return spaces.MultiBinary(tree["shape"])
+    shape = tree["shape"]
+    return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
 
 
 def _bound(bound: Array) -> Any:
     """One number where all are the same, as in images."""
-    wide = np.asarray(bound, np.float64)
-    return float(wide.flat[0]) if wide.size and (wide == wide.flat[0]).all() else wide.tolist()
+    return bound.flat[0].item() if bound.size and (bound == bound.flat[0]).all() else bound.tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.algo.base import Algorithm, Metrics, Rows
+from paceline.algo.base import Algorithm, Floats, Metrics, Rows
 from paceline.algo.optimizers import Adam, RMSprop, clip_norm_
 from paceline.config import A2CConfig
 from paceline.group import Group
@@ -41,22 +41,30 @@ class A2C(Algorithm):
         """The gradient of the loss of these rows into the policy's flat gradient."""
         hyper, head = self.hyper, self.policy.head
         old_logp, _, advantage, target = rows.fields
-        n = np.float32(1.0 / len(rows))
-        out, value = self.policy.forward(rows.obs)
-        log_prob, entropy = head.evaluate(out, rows.action)
-        error = value - target
-        d_value = error * (2 * np.float32(hyper.value_coef) * n)
-        self.policy.backward(head.gradient(-n * advantage, -hyper.entropy_coef * float(n)), d_value)
-        policy_loss = -float(np.dot(log_prob, advantage)) * float(n)
-        value_loss = float(np.dot(error, error)) * float(n)
-        mean_entropy = float(entropy.sum()) * float(n)
-        return {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": mean_entropy,
-            "total_loss": policy_loss + hyper.value_coef * value_loss - hyper.entropy_coef * mean_entropy,
-            "approx_kl": float(np.dot(log_prob - old_logp, log_prob - old_logp)) * 0.5 * float(n),
-        }
+        if not len(rows):  # all environments reset at once; a group still waits for this member's share
+            self.policy.gradient.zero_()
+            return dict.fromkeys(("policy_loss", "entropy", "approx_kl", "value_loss", "total_loss"), 0.0)
+        n = 1.0 / len(rows)
+        metrics: Metrics = {}
+
+        def policy_loss(out: Floats) -> Floats:
+            log_prob, entropy = head.evaluate(out, rows.action)
+            metrics["policy_loss"] = -float(np.dot(log_prob, advantage)) * n
+            metrics["entropy"] = float(entropy.sum()) * n
+            log_ratio = log_prob - old_logp
+            metrics["approx_kl"] = float((np.exp(log_ratio) - 1 - log_ratio).sum()) * n
+            return head.gradient(advantage * np.float32(-n), -hyper.entropy_coef * n)
+
+        def value_loss(value: Floats) -> Floats:
+            error = value - target
+            metrics["value_loss"] = float(np.dot(error, error)) * n
+            d_value: Floats = error * np.float32(2 * hyper.value_coef * n)
+            return d_value
+
+        self.policy.learn(rows.obs, policy_loss, value_loss)
+        policy, value, entropy = metrics["policy_loss"], metrics["value_loss"], metrics["entropy"]
+        metrics["total_loss"] = policy + hyper.value_coef * value - hyper.entropy_coef * entropy
+        return metrics
 
     def apply(self, learning_rate: float) -> float:
         """One optimizer step with the gradient of the whole group; returns its length before clipping."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -88,8 +89,9 @@ class Algorithm(ABC):
             self.policy.moments.update(batch.obs[:-1][batch.valid], self.group)
             self.policy.normalizer_changed()
         self.version += 1
-        metrics["explained_variance"] = explained_variance(rows.fields[1], rows.fields[3])
-        metrics["value_mean"] = float(rows.fields[1].mean())
+        # One step of environments that all reset at once is a rollout without rows.
+        metrics["explained_variance"] = explained_variance(rows.fields[1], rows.fields[3]) if len(rows) else math.nan
+        metrics["value_mean"] = float(rows.fields[1].mean()) if len(rows) else math.nan
         return metrics
 
     def scheduled(self, start: float, schedule: str, remaining: float) -> float:
@@ -116,7 +118,6 @@ class Algorithm(ABC):
         """Arrays and JSON: all that the next update depends on."""
         return {
             "policy": self.policy.state(),
-            "noise": self.policy.noise_state(),
             "optimizer": self.optimizer.state(),
             "reward_moments": self._reward_moments.state() if self._reward_moments is not None else None,
             "rng": self.rng.bit_generator.state,
@@ -126,7 +127,6 @@ class Algorithm(ABC):
 
     def load(self, state: dict[str, Any]) -> None:
         self.policy.load(state["policy"])
-        self.policy.load_noise_state(state["noise"])
         self.optimizer.load(state["optimizer"])
         if self._reward_moments is not None:
             self._reward_moments.load(state["reward_moments"])

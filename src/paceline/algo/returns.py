@@ -20,9 +20,12 @@ def gae(
 
     `value [T+1, N]`. With `gae_lambda=1` the targets are n-step returns that bootstrap at the end of the rollout.
     """
-    alive = ~terminated
-    advantage = reward + np.float32(gamma) * value[1:] * alive - value[:-1]
-    keep = np.float32(gamma * gae_lambda) * (alive & ~truncated)
+    # A simulator may end in observations that are no numbers. Nothing may come of their values, and 0 x NaN is NaN.
+    future = np.where(terminated, np.float32(0), value[1:])
+    advantage = reward + np.float32(gamma) * future - value[:-1]
+    ended = terminated | truncated
+    advantage[1:][ended[:-1]] = 0  # the rows that only reset
+    keep = np.float32(gamma * gae_lambda) * ~ended
     for t in range(len(reward) - 2, -1, -1):
         advantage[t] += keep[t] * advantage[t + 1]
     return advantage, advantage + value[:-1]

@@ -37,8 +37,8 @@ class LocalEngine:
         )
         self._eval_env: VectorEnv | None = None
         try:
-            self.threads = set_threads(config.engine.threads, is_cnn=bool(self.env.observation.images))
             init, action, update, self._eval_seed = (int(s.generate_state(1)[0]) for s in _streams(config.seed))
+            torch.set_num_threads(1)  # the first weights come from a QR, which several threads compute otherwise
             self.policy = Policy(
                 self.env.observation,
                 self.env.action,
@@ -46,6 +46,7 @@ class LocalEngine:
                 seed=init,
                 normalize_observation=config.env.normalize_observation,
             )
+            self.threads = set_threads(config.engine.threads, self.policy, _minibatch_rows(config))
             self.algorithm: Algorithm = ALGORITHMS[config.algo](
                 self.policy,
                 config.hyper,
@@ -56,8 +57,8 @@ class LocalEngine:
                 self.env,
                 self.policy,
                 steps=config.hyper.rollout_steps,
-                gamma=config.hyper.gamma,
                 rng=np.random.default_rng(action),
+                discount=config.hyper.gamma if config.env.normalize_reward else None,
             )
         except BaseException:
             self.env.close()
@@ -85,7 +86,8 @@ class LocalEngine:
 
     def learn(self, batch: Batch, remaining: float, clock: Clock) -> dict[str, float]:
         before = time.perf_counter()
-        metrics = self.algorithm.update(batch, remaining)
+        with np.errstate(all="ignore"):  # the loop looks at the loss and says what to do
+            metrics = self.algorithm.update(batch, remaining)
         clock.add("learn", time.perf_counter() - before)
         return metrics
 
@@ -124,12 +126,26 @@ class LocalEngine:
             self._eval_env = None
 
 
-def set_threads(wanted: int, *, is_cnn: bool) -> int:
-    """Threads for torch and for numpy's BLAS: one for an MLP, whose products are too small to share."""
-    threads = wanted or (machine.cores() if is_cnn else 1)
-    torch.set_num_threads(threads)
-    threadpool_limits(threads, user_api="blas")
-    return threads
+def set_threads(wanted: int, policy: Policy, rows: int) -> int:
+    """Share our cores out. An MLP gets two at most: its matrix products are too small to be split, its towers are not.
+
+    Torch and BLAS then have one thread each: theirs would wait for each other at every product.
+    """
+    cores = wanted or machine.cores()
+    if policy.fast is None:
+        # A user's own network over a vector is as small: threads that wait for a core others use cost 20 times more.
+        threads = cores if wanted or policy.observation.images else 1
+        torch.set_num_threads(threads)
+        return threads
+    torch.set_num_threads(1)
+    threadpool_limits(1, user_api="blas")
+    policy.fast.threads = min(cores, 2) if policy.fast.pays_in_two_threads(rows) else 1
+    return policy.fast.threads
+
+
+def _minibatch_rows(config: RunConfig) -> int:
+    slots = config.env.envs_per_worker * config.hyper.rollout_steps
+    return min(slots, config.ppo.minibatch_size) if config.algo == "ppo" else slots
 
 
 def _streams(seed: int) -> list[np.random.SeedSequence]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,8 @@ class Loop:
             try:
                 return self._run(signals, writer)
             except BaseException as error:
-                self._write_status("failed", f"{type(error).__name__}: {error}")
+                with suppress(OSError):  # the disk may be what failed
+                    self._write_status("failed", f"{type(error).__name__}: {error}")
                 raise
             finally:
                 writer.close()
@@ -143,7 +145,7 @@ class Loop:
             "cpu_percent": self._cpu_percent,
             "timestamp": time.time(),
         }
-        for name in {name for metrics in batch.env_metrics for name in metrics}:
+        for name in sorted({name for metrics in batch.env_metrics for name in metrics}):
             row[f"env/{name}"] = float(np.mean([m[name] for m in batch.env_metrics if name in m]))
         return row
 

@@ -34,3 +34,5 @@ class StopSignals:
         if self.received is not None:
             os._exit(STOPPED_EARLY)  # the last checkpoint is whole, whatever was going on
         self.received = signal.Signals(number).name
+        # Not print: a handler may have interrupted one.
+        os.write(2, f"\n{self.received}: saving after this iteration; once more stops at once\n".encode())

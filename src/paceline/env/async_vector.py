@@ -11,7 +11,9 @@ import ctypes
 import itertools
 import math
 import multiprocessing as mp
+import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -45,6 +47,7 @@ class AsyncVector(VectorEnv):
         squash: bool = False,
     ) -> None:
         self._timeout = timeout_seconds
+        self._entropy = (seed, worker, resumes)
         self._workers: list[tuple[Connection, Any, slice]] = []
         one = makers[0]()
         observation, act = ObservationCodec(one.observation_space), ActionCodec(one.action_space, squash=squash)
@@ -87,7 +90,8 @@ class AsyncVector(VectorEnv):
         return self._obs, self._reward, self._terminated, self._truncated
 
     def reseed(self, seed: int, worker: int, resumes: int) -> None:
-        self._call("reseed", [(seed, worker, resumes)] * len(self._workers))
+        self._entropy = (seed, worker, resumes)
+        self._call("reseed", [self._entropy] * len(self._workers))
 
     def state(self) -> State | None:
         parts = self._call("state")
@@ -99,7 +103,10 @@ class AsyncVector(VectorEnv):
         arguments = [
             (part, observation[share]) for part, (_, _, share) in zip(state["shares"], self._workers, strict=True)
         ]
-        return all(self._call("restore", arguments))
+        if all(self._call("restore", arguments)):
+            return True
+        self.reseed(*self._entropy)  # also those that could be restored
+        return False
 
     def close(self) -> None:
         for connection, process, _ in self._workers:
@@ -113,6 +120,8 @@ class AsyncVector(VectorEnv):
         self._workers = []
 
     def _call(self, command: str, arguments: Sequence[Any] | None = None) -> list[Any]:
+        if not self._workers:
+            raise EnvError("these environments are closed")
         for index, (connection, _, _) in enumerate(self._workers):
             with contextlib.suppress(OSError):  # it died: its last words are read below
                 connection.send((command, arguments[index] if arguments else None))
@@ -135,8 +144,13 @@ class AsyncVector(VectorEnv):
                 try:
                     kind, answer = connection.recv()
                 except (EOFError, OSError):
-                    code = self._workers[index][1].exitcode
-                    kind, answer = "error", f"the process of environments ended (exit code {code})"
+                    process = self._workers[index][1]
+                    process.join(CLOSE_SECONDS)  # until then it has no exit code
+                    kind, answer = "error", f"the process of environments ended (exit code {process.exitcode})"
+                if kind == "replay":
+                    waiting[connection] = index
+                    deadline = time.monotonic() + timeout
+                    continue
                 if kind == "error":
                     self.close()
                     raise EnvError(answer)
@@ -150,6 +164,7 @@ def _view(raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
 
 def _serve(connection: Connection, makers: list[Callable[[], Any]], options: dict[str, Any], shared: list[Any]) -> None:
     """A process of environments. It ends when the pipe closes, so with its parent, however that ends."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # The parent answers signals: it saves the run, then closes the pipe.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -158,6 +173,7 @@ def _serve(connection: Connection, makers: list[Callable[[], Any]], options: dic
         vector = SyncVector(makers, **options)
         rows = slice(options["first_env"], options["first_env"] + vector.num_envs)
         action = vector.write_into(*(_view(*part)[rows] for part in shared))
+        vector.on_replay = lambda: connection.send(("replay", None))
         connection.send(("ok", None))
         while True:
             command, argument = connection.recv()
@@ -183,3 +199,12 @@ def _serve(connection: Connection, makers: list[Callable[[], Any]], options: dic
     finally:
         if vector is not None:
             vector.close()
+
+
+def _end_with_parent() -> None:
+    """An environment that hangs does not see the pipe close."""
+    parent = mp.parent_process()
+    assert parent is not None
+    parent.join()
+    time.sleep(CLOSE_SECONDS)
+    os._exit(1)

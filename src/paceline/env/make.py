@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import importlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,9 @@ def make_scalar(config: EnvConfig, *, render_mode: str | None = None) -> Env:
             env = _find_wrapper(name)(env, **arguments)
         if config.frame_stack > 1:
             env = gymnasium.wrappers.FrameStackObservation(env, config.frame_stack)
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, name, None), gymnasium.Space):
+                raise UserError(f"env.id={config.id}: it has no {name} (a gymnasium.Space); set it in __init__")
     except UserError:
         raise
     except Exception as error:  # the user's constructor may raise anything; it is their input
@@ -66,6 +70,8 @@ def _build(env_id: str, max_episode_steps: int | None, kwargs: dict[str, Any]) -
     module, sign, attribute = env_id.rpartition(":")
     if sign and module.endswith(".py"):
         return _from_class(load_attribute(env_id, "env.id"), env_id, max_episode_steps, kwargs)
+    if sign and not module:
+        raise UserError(f"env.id={env_id}: module:Name or path/to/file.py:Name is expected")
     if sign:
         import_module(module, "env.id")
         if attribute not in gymnasium.registry:
@@ -94,10 +100,13 @@ def _native(config: EnvConfig, num_envs: int, *, allowed: bool) -> tuple[Any, st
         return None, ""
     if not allowed:
         return None, " (its own vector env takes no wrappers)"
+    if config.kwargs:
+        # If they are wrong, the scalar env says it in one line; a half made vector env complains when it is deleted.
+        make_scalar(config).close()  # type: ignore[no-untyped-call]
     options = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
     with _quiet_gymnasium():
         env = gymnasium.make_vec(
-            config.id, num_envs, vectorization_mode="vector_entry_point", vector_kwargs=options, **config.kwargs
+            config.id, num_envs, vectorization_mode="vector_entry_point", **{**config.kwargs, **options}
         )
     if env.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
         env.close()
@@ -107,6 +116,8 @@ def _native(config: EnvConfig, num_envs: int, *, allowed: bool) -> tuple[Any, st
 
 def _check_known(env_id: str) -> None:
     register_probes()
+    if env_id.startswith("ALE/") and catalog.is_installed("ale_py"):
+        importlib.import_module("ale_py")  # registers its games
     try:
         gymnasium.spec(env_id)
     except gymnasium.error.Error:

@@ -26,8 +26,8 @@ class Head(ABC):
         """Random numbers for `shape` actions, `[*shape, k]`."""
 
     @abstractmethod
-    def sample(self, out: Floats, noise: Floats) -> tuple[Array, Floats]:
-        """Actions `[B, k]` and their log-probabilities."""
+    def sample(self, out: Floats, noise: Floats) -> Array:
+        """Actions `[B, k]`."""
 
     @abstractmethod
     def mode(self, out: Floats) -> Array:
@@ -54,46 +54,39 @@ class CategoricalHead(Head):
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return rng.random((*shape, len(self.nvec)), np.float32)
 
-    def sample(self, out: Floats, noise: Floats) -> tuple[Array, Floats]:
-        rows = np.arange(out.shape[1])
+    def sample(self, out: Floats, noise: Floats) -> Array:
         action = np.empty((out.shape[1], len(self.nvec)), np.int64)
-        total: Floats = np.zeros(out.shape[1], np.float32)
         for k, part in enumerate(self._parts):
-            log_p = _log_softmax(out[part])
+            logits = out[part]
+            weight = np.exp(logits - np.maximum.reduce(logits, axis=0))
             # Inverse of the cumulative distribution; the last class takes what rounding leaves.
-            below = np.cumsum(np.exp(log_p[:-1]), axis=0) <= noise[:, k]
-            chosen = np.add.reduce(below, axis=0, dtype=np.int64)
-            action[:, k] = chosen
-            total += log_p[chosen, rows]
-        return action, total
+            up_to = np.add.accumulate(weight, axis=0)
+            np.add.reduce(up_to[:-1] <= noise[:, k] * up_to[-1], axis=0, out=action[:, k])
+        return action
 
     def mode(self, out: Floats) -> Array:
         return np.stack([out[part].argmax(0) for part in self._parts], axis=1)
 
     def evaluate(self, out: Floats, action: Array) -> tuple[Floats, Floats]:
-        self._rows = np.arange(out.shape[1])
-        self._action = action
-        self._p = np.empty_like(out)
-        self._log_p = np.empty_like(out)
-        log_prob: Floats = np.zeros(out.shape[1], np.float32)
-        entropy: Floats = np.zeros(out.shape[1], np.float32)
-        self._entropies = []
-        for k, part in enumerate(self._parts):
+        rows = np.arange(out.shape[1])
+        self._chosen = [(action[:, k], rows) for k in range(len(self.nvec))]
+        self._p, self._log_p = np.empty_like(out), np.empty_like(out)
+        self._entropies: list[Floats] = []
+        log_probs = []
+        for chosen, part in zip(self._chosen, self._parts, strict=True):
             log_p = _log_softmax(out[part], into=self._log_p[part])
             p = np.exp(log_p, out=self._p[part])
-            each = -np.add.reduce(p * log_p, axis=0)
-            self._entropies.append(each)
-            log_prob += log_p[action[:, k], self._rows]
-            entropy += each
-        return log_prob, entropy
+            self._entropies.append(-np.add.reduce(p * log_p, axis=0))
+            log_probs.append(log_p[chosen])
+        return sum(log_probs[1:], log_probs[0]), sum(self._entropies[1:], self._entropies[0])
 
     def gradient(self, d_log_prob: Floats, d_entropy: float) -> Floats:
         d_out: Floats = -self._p * d_log_prob
-        for k, part in enumerate(self._parts):
+        for chosen, part, entropy in zip(self._chosen, self._parts, self._entropies, strict=True):
             d_part = d_out[part]
-            d_part[self._action[:, k], self._rows] += d_log_prob
+            d_part[chosen] += d_log_prob
             if d_entropy:
-                d_part -= np.float32(d_entropy) * self._p[part] * (self._log_p[part] + self._entropies[k])
+                d_part -= np.float32(d_entropy) * self._p[part] * (self._log_p[part] + entropy)
         return d_out
 
 
@@ -111,9 +104,8 @@ class GaussianHead(Head):
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return rng.standard_normal((*shape, self.num_outputs), np.float32)
 
-    def sample(self, out: Floats, noise: Floats) -> tuple[Array, Floats]:
-        action = out.T + np.exp(self.log_std) * noise
-        return action, self._log_prob(noise.T, action)
+    def sample(self, out: Floats, noise: Floats) -> Array:
+        return out.T + np.exp(self.log_std) * noise
 
     def mode(self, out: Floats) -> Array:
         return out.T.copy()
@@ -147,7 +139,7 @@ def make_head(action: ActionCodec, log_std: Floats, d_log_std: Floats) -> Head:
     return CategoricalHead(action.nvec)
 
 
-def _log_softmax(out: Floats, *, into: Floats | None = None) -> Floats:
-    shifted: Floats = np.subtract(out, out.max(axis=0), out=into)
+def _log_softmax(out: Floats, *, into: Floats) -> Floats:
+    shifted: Floats = np.subtract(out, np.maximum.reduce(out, axis=0), out=into)
     shifted -= np.log(np.add.reduce(np.exp(shifted), axis=0))
     return shifted

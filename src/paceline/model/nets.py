@@ -26,9 +26,9 @@ CNNS: dict[str, Sequence[Conv]] = {
 
 
 class MlpActorCritic(nn.Module):
-    """Two towers side by side in one `[2, in, out]` weight per layer, or one shared torso in `[1, in, out]`.
+    """Two towers, `policy` and `value`; or with `shared` one, whose last output is the value.
 
-    `fast.py` computes the same, and its gradient, without torch; a test compares the two.
+    `fast.py` computes the same, and its gradient, without autograd; a test compares the two.
     """
 
     def __init__(
@@ -42,31 +42,29 @@ class MlpActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation
-        towers = 1 if shared else 2
-        widths = [inputs, *hidden]
-        self.weights = nn.ParameterList()
-        self.biases = nn.ParameterList()
-        for fan_in, fan_out in itertools.pairwise(widths):
-            weight = torch.empty(towers, fan_in, fan_out)
-            for tower in range(towers):
-                nn.init.orthogonal_(weight[tower], math.sqrt(2), generator=generator)
-            self.weights.append(nn.Parameter(weight))
-            self.biases.append(nn.Parameter(torch.zeros(towers, 1, fan_out)))
+        self.shared = shared
+        if shared:
+            self.policy = _tower([inputs, *hidden, outputs + 1], generator)
+        else:
+            self.policy = _tower([inputs, *hidden, outputs], generator)
+            self.value = _tower([inputs, *hidden, 1], generator)
         # A small policy layer: the first policy is nearly uniform, whatever the observation.
-        self.policy_weight = nn.Parameter(
-            nn.init.orthogonal_(torch.empty(widths[-1], outputs), 0.01, generator=generator)
-        )
-        self.policy_bias = nn.Parameter(torch.zeros(outputs))
-        self.value_weight = nn.Parameter(nn.init.orthogonal_(torch.empty(widths[-1], 1), 1.0, generator=generator))
-        self.value_bias = nn.Parameter(torch.zeros(1))
+        with torch.no_grad():
+            last = self.policy[-1]
+            assert isinstance(last, nn.Linear)
+            last.weight[:outputs] *= 0.01
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = x.unsqueeze(0)
-        for weight, bias in zip(self.weights, self.biases, strict=True):
-            h = ACTIVATIONS[self.activation](torch.matmul(h, weight) + bias)
-        policy = h[0] @ self.policy_weight + self.policy_bias
-        value = h[-1] @ self.value_weight + self.value_bias
-        return policy, value.squeeze(1)
+        out = self._run(self.policy, x)
+        if self.shared:
+            return out[:, :-1], out[:, -1]
+        return out, self._run(self.value, x).squeeze(1)
+
+    def _run(self, tower: nn.ModuleList, h: Tensor) -> Tensor:
+        for layer in tower[:-1]:
+            h = ACTIVATIONS[self.activation](layer(h))
+        out: Tensor = tower[-1](h)
+        return out
 
 
 class CnnActorCritic(nn.Module):
@@ -100,6 +98,15 @@ class CnnActorCritic(nn.Module):
             parts.append(part)
         policy, value = self.head(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
         return policy, value
+
+
+def _tower(widths: Sequence[int], generator: torch.Generator) -> nn.ModuleList:
+    layers = [nn.Linear(fan_in, fan_out) for fan_in, fan_out in itertools.pairwise(widths)]
+    for layer in layers:
+        gain = 1.0 if layer is layers[-1] else math.sqrt(2)
+        nn.init.orthogonal_(layer.weight, gain, generator=generator)
+        nn.init.zeros_(layer.bias)
+    return nn.ModuleList(layers)
 
 
 def _convolutions(shape: tuple[int, ...], name: str, generator: torch.Generator) -> nn.Sequential:

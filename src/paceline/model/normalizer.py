@@ -13,12 +13,15 @@ CLIP = 10.0
 
 
 class RunningMoments:
-    """Mean and variance of all rows seen. Starts at mean 0, variance 1, with nearly no weight."""
+    """Mean and variance of all rows seen; before the first, mean 0 and variance 1.
+
+    Those have no weight: even that of a ten-thousandth of a row makes the variance of a far mean many times too large.
+    """
 
     def __init__(self, size: int) -> None:
         self.mean: NDArray[np.float64] = np.zeros(size)
         self.var: NDArray[np.float64] = np.ones(size)
-        self.count = 1e-4
+        self.count = 0.0
 
     def update(self, rows: NDArray[np.float32], group: Group) -> None:
         """Take in `rows [R, size]` of every member of the group."""

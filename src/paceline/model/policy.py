@@ -1,7 +1,7 @@
 """Spaces → an actor-critic whose parameters and gradients live in one flat buffer each.
 
-`forward` and `backward` are all that an algorithm uses. For an MLP they run in `fast.py`; for images and for a
-user's own network torch runs the network and its autograd, from the same gradient of the outputs.
+An algorithm uses `learn` and gives the gradient of its loss with respect to the network's outputs. For an MLP the rest
+runs in `fast.py`; for images and for a user's own network torch runs the network and its autograd.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.config import ModelConfig, UserError
-from paceline.model.fast import FastMlp, Floats
+from paceline.model.fast import FastMlp, Floats, Loss
 from paceline.model.heads import Head, make_head
 from paceline.model.nets import CnnActorCritic, MlpActorCritic
 from paceline.model.normalizer import CLIP, RunningMoments
@@ -43,38 +43,34 @@ class Policy:
         self.head: Head = make_head(action, self._log_std.detach().numpy(), self._log_std.grad.numpy())
         self.moments = RunningMoments(observation.size) if normalize_observation else None
         self._scale: tuple[Floats, Floats] | None = None
-        self._correlation = config.noise_correlation
-        self._noise: Floats | None = None
 
     # -- acting -----------------------------------------------------------------------------------------------------
 
-    def act(self, observation: Array, noise: Floats) -> tuple[Array, Floats, Floats]:
-        """Actions `[N, k]` for `observation [N, …]`, their log-probabilities, and values."""
+    def act(self, observation: Array, noise: Floats) -> tuple[Array, Floats | None, Floats | None]:
+        """Actions `[N, k]` for `observation [N, …]`, their log-probabilities and values.
+
+        Both are None for an MLP: one pass of `judge` over a whole rollout is cheaper than a few calls at every step.
+        """
+        x = self.prepare(observation)
+        if self.fast is not None:
+            return self.head.sample(self.fast.policy(x), noise), None, None
+        out, value = self._infer(x)
+        action = self.head.sample(out, noise)
+        return action, self.head.evaluate(out, action)[0], value
+
+    def judge(self, observation: Array, action: Array) -> tuple[Floats, Floats]:
+        """Log-probabilities `[B]` of actions taken in `observation [B, …]`, and values `[B]`."""
         out, value = self._infer(self.prepare(observation))
-        action, log_prob = self.head.sample(out, noise)
-        return action, log_prob, value
+        return self.head.evaluate(out, action)[0], value
 
     def best(self, observation: Array) -> Array:
         """The most likely actions `[N, k]`."""
-        out, _ = self._infer(self.prepare(observation))
-        return self.head.mode(out)
+        x = self.prepare(observation)
+        return self.head.mode(self.fast.policy(x) if self.fast is not None else self._infer(x)[0])
 
     def value(self, observation: Array) -> Floats:
-        _, value = self._infer(self.prepare(observation))
-        return value
-
-    def draw_noise(self, rng: np.random.Generator, steps: int, num_envs: int) -> Floats:
-        """Noise for a rollout, `[T, N, k]`; correlated in time if `model.noise_correlation` says so."""
-        noise = self.head.noise(rng, (steps, num_envs))
-        if self._correlation:
-            # A first-order process whose every step is still a standard normal: log-probabilities stay right.
-            keep, fresh = np.float32(self._correlation), np.float32(np.sqrt(1 - self._correlation**2))
-            last = noise[0] if self._noise is None else keep * self._noise + fresh * noise[0]
-            noise[0] = last
-            for t in range(1, steps):
-                noise[t] = last = keep * last + fresh * noise[t]
-            self._noise = last.copy()
-        return noise
+        x = self.prepare(observation)
+        return self.fast.value(x) if self.fast is not None else self._infer(x)[1]
 
     # -- learning ---------------------------------------------------------------------------------------------------
 
@@ -90,31 +86,33 @@ class Policy:
             self._scale = mean.astype(np.float32), scale.astype(np.float32)
         mean32, scale32 = self._scale
         scaled: Array = (observation - mean32) * scale32
-        if not self.observation.images:
-            np.clip(scaled, -CLIP, CLIP, out=scaled)
+        for leaf in self.observation.leaves:
+            if leaf.kind != "image":
+                part = scaled[:, leaf.start : leaf.stop]
+                np.clip(part, -CLIP, CLIP, out=part)
         return scaled
 
     def normalizer_changed(self) -> None:
         self._scale = None
 
-    def forward(self, x: Array) -> tuple[Floats, Floats]:
-        """Prepared observations `[B, …]` → outputs `[K, B]`, values `[B]`, remembered for `backward`."""
-        if self.fast is not None:
-            return self.fast.forward(x)
-        self._graph: tuple[Tensor, Tensor] = self.net(torch.from_numpy(x))
-        out, value = self._graph
-        return out.detach().numpy().T, value.detach().numpy()
+    def learn(self, x: Array, policy_loss: Loss, value_loss: Loss) -> None:
+        """The gradient of a loss into `self.gradient`.
 
-    def backward(self, d_out: Floats, d_value: Floats) -> None:
-        """The gradient of the last `forward` into `self.gradient`."""
+        `x`: prepared observations `[B, …]`. `policy_loss` is given the policy's outputs `[K, B]` and returns the
+        gradient with respect to them; `value_loss` the same for the values `[B]`. They may run in different threads.
+        """
         if self.fast is not None:
-            self.fast.backward(d_out, d_value)
+            self.fast.learn(x, policy_loss, value_loss)
             return
+        out, value = self.net(torch.from_numpy(x))
+        d_out = policy_loss(out.detach().numpy().T)
+        d_value = value_loss(value.detach().numpy())
         for parameter in self.net.parameters():  # not log_std: the head has written that
             assert parameter.grad is not None
             parameter.grad.zero_()
-        d = [torch.from_numpy(np.ascontiguousarray(d_out.T)), torch.from_numpy(d_value)]
-        torch.autograd.backward(list(self._graph), d)
+        torch.autograd.backward(
+            [out, value], [torch.from_numpy(np.ascontiguousarray(d_out.T)), torch.from_numpy(d_value)]
+        )
 
     def _infer(self, x: Array) -> tuple[Floats, Floats]:
         if self.fast is not None:
@@ -153,12 +151,6 @@ class Policy:
             self.moments.load({n: arrays[f"normalizer.{n}"] for n in ("mean", "var", "count")})
             self.normalizer_changed()
 
-    def noise_state(self) -> Floats | None:
-        return self._noise
-
-    def load_noise_state(self, noise: Floats | None) -> None:
-        self._noise = None if noise is None else np.array(noise, np.float32)
-
 
 def _make_net(
     observation: ObservationCodec, outputs: int, config: ModelConfig, generator: torch.Generator, seed: int
@@ -176,10 +168,11 @@ def _make_net(
                     policy, value = net(example)
             except Exception as error:  # the user's code may raise anything; it is their input
                 raise UserError(f"model.class={config.class_}: {type(error).__name__}: {error}") from error
-        if policy.shape != (2, outputs) or value.shape != (2,):
+        shapes = [list(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}" for x in (policy, value)]
+        if shapes != [[2, outputs], [2]]:
             raise UserError(
                 f"model.class={config.class_}: forward must return policy outputs [B, {outputs}] and values [B], "
-                f"it returned {list(policy.shape)} and {list(value.shape)} for B = 2"
+                f"it returned {shapes[0]} and {shapes[1]} for B = 2"
             )
         if not isinstance(net, nn.Module):
             raise UserError(f"model.class={config.class_}: a torch.nn.Module is expected, not {type(net).__name__}")
@@ -210,7 +203,5 @@ def _refuse_unused(
     """A setting is never silently ignored."""
     if config.cnn != "auto" and not observation.images:
         raise UserError(f"model.cnn={config.cnn} is for images, the observation is a vector of {observation.size}")
-    if config.noise_correlation and not action.is_continuous:
-        raise UserError(f"model.noise_correlation={config.noise_correlation} is for continuous actions")
     if normalize_observation and observation.is_image:
         raise UserError("env.normalize_observation=true is for vectors; images are divided by 255 as they are")

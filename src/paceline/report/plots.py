@@ -156,7 +156,10 @@ def _load(run: Path, label: str) -> RunCurves:
         config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         config = None  # it is used for the titles alone
-    return RunCurves(label, rows, read_rows(run / "eval.jsonl"), config if isinstance(config, dict) else {})
+    # Beside the evaluations of the training, `paceline evaluate` adds rows there: of any checkpoint, sampled or random.
+    shown = [row for row in read_rows(run / "eval.jsonl") if row.get("kind") in (None, "deterministic")]
+    shown.sort(key=lambda row: row.get("env_steps") or 0)
+    return RunCurves(label, rows, shown, config if isinstance(config, dict) else {})
 
 
 def _runs_in(folder: Path) -> list[str]:

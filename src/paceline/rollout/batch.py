@@ -33,7 +33,7 @@ class Batch:
     logp: Floats  # [T, N] of the policy that acted
     value: Floats  # [T+1, N] of the policy that acted
     reward: Floats  # [T, N] raw
-    discounted: Floats  # [T, N] running discounted return of the episode, for the reward normaliser
+    discounted: Floats  # [T, N] running discounted return of the episode, if rewards are normalised
     terminated: Bools  # [T, N]
     truncated: Bools  # [T, N]
     valid: Bools  # [T, N]

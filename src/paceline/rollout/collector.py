@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.model.heads import Head
 from paceline.rollout.batch import Batch, Episode
 from paceline.spaces import ActionCodec, Array, ObservationCodec
 
@@ -29,17 +30,22 @@ class Vector(Protocol):
 class Actor(Protocol):
     """What a collector needs of a policy."""
 
-    def act(self, observation: Array, noise: NDArray[np.float32]) -> tuple[Array, Array, Array]: ...
+    head: Head
+
+    def act(self, observation: Array, noise: NDArray[np.float32]) -> tuple[Array, Array | None, Array | None]: ...
+    def judge(self, observation: Array, action: Array) -> tuple[Array, Array]: ...
     def value(self, observation: Array) -> Array: ...
-    def draw_noise(self, rng: np.random.Generator, steps: int, num_envs: int) -> NDArray[np.float32]: ...
 
 
 class Collector:
     """Environments are reset once, at the start; episodes run on from one rollout to the next."""
 
-    def __init__(self, env: Vector, policy: Actor, *, steps: int, gamma: float, rng: np.random.Generator) -> None:
+    def __init__(
+        self, env: Vector, policy: Actor, *, steps: int, rng: np.random.Generator, discount: float | None = None
+    ) -> None:
+        """`discount`: of the running return that the reward normaliser needs, if there is one."""
         self.env, self.policy, self.rng = env, policy, rng
-        self._gamma = gamma
+        self._track_discounted, self._gamma = discount is not None, discount or 0.0
         self.batch = Batch.empty(steps, env.num_envs, env.observation, env.action)
         self._done: NDArray[np.bool_] = np.zeros(env.num_envs, np.bool_)
         self._return: NDArray[np.float64] = np.zeros(env.num_envs)
@@ -59,11 +65,13 @@ class Collector:
         batch.obs[0] = batch.obs[-1]
         batch.episodes, batch.env_metrics, batch.version = [], [], version
         begin = clock()
-        noise = self.policy.draw_noise(self.rng, steps, env.num_envs)
-        env_seconds = 0.0
+        noise = self.policy.head.noise(self.rng, (steps, env.num_envs))
+        env_seconds, value = 0.0, None
         for t in range(steps):
             action, logp, value = act(batch.obs[t], noise[t])
-            batch.action[t], batch.logp[t], batch.value[t] = action, logp, value
+            batch.action[t] = action
+            if logp is not None and value is not None:
+                batch.logp[t], batch.value[t] = logp, value
             np.logical_not(self._done, out=batch.valid[t])
             before = clock()
             obs, reward, terminated, truncated = env.step(action)
@@ -73,16 +81,27 @@ class Collector:
             np.logical_or(terminated, truncated, out=self._done)
             self._return += reward
             self._length += batch.valid[t]
-            self._discounted *= self._gamma
-            self._discounted += reward
-            batch.discounted[t] = self._discounted
-            if self._done.any():
+            if self._track_discounted:
+                self._discounted *= self._gamma
+                self._discounted += reward
+                batch.discounted[t] = self._discounted
+            if np.count_nonzero(self._done):
                 self._finish()
         batch.value[steps] = self.policy.value(batch.obs[steps])
+        if value is None:
+            self._judge()
         batch.env_metrics, env.finished_metrics = env.finished_metrics, []
         self.env_seconds += env_seconds
         self.act_seconds += clock() - begin - env_seconds
         return batch
+
+    def _judge(self) -> None:
+        """Log-probabilities and values of the whole rollout in one pass."""
+        batch = self.batch
+        slots = batch.reward.size
+        observation = batch.obs[:-1].reshape(slots, *batch.obs.shape[2:])
+        logp, value = self.policy.judge(observation, batch.action.reshape(slots, -1))
+        batch.logp[...], batch.value[:-1] = logp.reshape(batch.logp.shape), value.reshape(batch.logp.shape)
 
     def _finish(self) -> None:
         for index in np.flatnonzero(self._done):

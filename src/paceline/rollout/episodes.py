@@ -19,7 +19,7 @@ MAX_EPISODE_STEPS = 100_000  # an episode that never ends is cut here
 class Player(Protocol):
     head: Head
 
-    def act(self, observation: Array, noise: NDArray[np.float32]) -> tuple[Array, Array, Array]: ...
+    def act(self, observation: Array, noise: NDArray[np.float32]) -> tuple[Array, Array | None, Array | None]: ...
     def best(self, observation: Array) -> Array: ...
 
 
@@ -62,7 +62,7 @@ def play(
             action, _, _ = player.act(observation, player.head.noise(rng, (n,)))
         counted = ~done
         observation, reward, terminated, truncated = env.step(action)
-        total += reward
+        total += np.where(counted, reward, 0.0)
         length += counted
         done = (terminated | truncated) | (length >= MAX_EPISODE_STEPS)
         for index in np.flatnonzero(done & counted):

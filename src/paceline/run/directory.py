@@ -166,8 +166,11 @@ class RunDirectory:
         return self.path / "videos"
 
     @classmethod
-    def create(cls, out: str | Path, name: str | None, algo: str, env_id: str) -> RunDirectory:
-        """A new run `out/name`; on failure whatever was made on the way is removed again."""
+    def create(cls, out: str | Path, name: str | None, algo: str, env_id: str, *, reuse: bool = False) -> RunDirectory:
+        """A new run `out/name`; on failure whatever was made on the way is removed again.
+
+        `reuse`: take the directory of a run that ended before its first checkpoint.
+        """
         folder = Path(out).expanduser()
         if name is None:
             name = f"{algo}_{_tidy(env_id)}_{datetime.now():%Y%m%d-%H%M%S}_{secrets.token_hex(2)}"
@@ -176,7 +179,8 @@ class RunDirectory:
         path = folder / name
         made: list[Path] = []
         try:
-            if path.is_dir() and any(path.iterdir()):
+            reuse = reuse and (path / "config.yaml").is_file() and not any(path.glob("checkpoints/step-*"))
+            if path.is_dir() and any(path.iterdir()) and not reuse:
                 raise UserError(_taken(path))
             for missing in reversed([p for p in (path, *path.parents) if not p.exists()]):
                 with contextlib.suppress(FileExistsError):  # another run may be making the same parent
@@ -185,8 +189,9 @@ class RunDirectory:
             if not path.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "a file is in the way")
             for sub in _FOLDERS:
-                (path / sub).mkdir()
-                made.append(path / sub)
+                if not (reuse and (path / sub).is_dir()):
+                    (path / sub).mkdir()
+                    made.append(path / sub)
         except OSError as error:
             for folder_made in reversed(made):
                 with contextlib.suppress(OSError):  # not empty: somebody else uses it by now

@@ -38,7 +38,7 @@ METRICS: dict[str, Metric] = {
     "episodes": Metric("Episodes finished so far", "progress"),
     "optimizer_steps": Metric("Optimizer steps so far", "progress"),
     "wall_seconds": Metric("Time since the run began, all of it", "time", True),
-    "train_seconds": Metric("Time spent on training: without start, evaluation and saving", "time", True),
+    "train_seconds": Metric("Time since training began: all but the start", "time", True),
     "steps_per_second": Metric("Environment steps per second over the whole training time", "time", True),
     "iteration_steps_per_second": Metric("Environment steps per second in this iteration", "time", True),
     "return_mean": Metric("Return, mean of the last 100 episodes", "rollout"),
@@ -127,6 +127,7 @@ class _Lines:
     """Appends whole lines, each in the hands of the system at once. A line that does not fit is taken back."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = path.open("ab", buffering=0)
 
     def write(self, text: str) -> None:
@@ -134,10 +135,10 @@ class _Lines:
         try:
             while rest:
                 rest = rest[self._file.write(rest) or 0 :]
-        except OSError:
+        except OSError as error:
             with suppress(OSError):
                 self._file.truncate(start)
-            raise
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def close(self) -> None:
         self._file.close()

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.config import EnvConfig, ModelConfig
+from paceline.env.make import make_scalar, make_vector
+from paceline.env.vector import SyncVector
+from paceline.model.policy import Policy
+from paceline.rollout import episodes as episodes_module
+from paceline.rollout.batch import Episode
+from paceline.rollout.episodes import MAX_EVAL_ENVS, RandomPlayer, eval_envs, play
+
+ODD = Path(__file__).parents[1] / "odd_envs.py"
+
+
+def fixed(*lengths: int) -> Any:
+    configs = [EnvConfig(id=f"{ODD}:Fixed", kwargs={"length": length}) for length in lengths]
+    return SyncVector([functools.partial(make_scalar, config) for config in configs], seed=0)
+
+
+def script(num_envs: int, **kwargs: Any) -> Any:
+    config = EnvConfig(id=f"{ODD}:Script", kwargs=kwargs)
+    return SyncVector([functools.partial(make_scalar, config)] * num_envs, seed=0)
+
+
+def policy_of(env: Any) -> Policy:
+    return Policy(env.observation, env.action, ModelConfig(hidden=[8]), seed=1)
+
+
+@pytest.mark.parametrize("episodes", [1, 3, 4, 7, 12])
+def test_short_episodes_do_not_crowd_out_long_ones(episodes: int) -> None:
+    """Environment i always plays i+1 steps or so; whoever took the first N to finish would see the short ones only."""
+    lengths = [1, 30, 2, 17]
+    env = fixed(*lengths)
+    played = play(env, policy_of(env), episodes)
+    share = [episodes // 4 + (i < episodes % 4) for i in range(4)]
+    assert played == [Episode(float(n), n) for n, count in zip(lengths, share, strict=True) for _ in range(count)]
+
+
+def test_returns_are_those_that_happened_in_order_of_environment_then_time() -> None:
+    env = script(3)
+    played = play(env, policy_of(env), 11, rng=np.random.default_rng(0))
+    true = [e.history[k][:2] for e, share in zip(env.envs, (4, 4, 3), strict=True) for k in range(share)]
+    np.testing.assert_allclose([(e.total, e.length) for e in played], true)
+
+
+def test_the_same_seeds_play_the_same() -> None:
+    def once(seed: int, rng: int | None) -> list[Episode]:
+        env = script(3)
+        env.reseed(seed, 0, 0)
+        return play(env, policy_of(env), 7, rng=None if rng is None else np.random.default_rng(rng))
+
+    assert once(1, None) == once(1, None) != once(2, None)
+    assert once(1, 4) == once(1, 4)
+
+
+def test_the_most_likely_action_or_a_sampled_one() -> None:
+    env, _ = make_vector(EnvConfig(id="paceline/Identity-v0", kwargs={"n": 2, "length": 50}), 4, seed=0)
+    policy = policy_of(env)
+    policy.parameters.zero_()  # a coin: the most likely of equals is the first
+    best = play(env, policy, 4)
+    env.reseed(0, 0, 0)
+    zeros = np.zeros((4, 1), np.int64)
+    env.reset()
+    assert sum(e.total for e in best) == sum(float(env.step(zeros)[1].sum()) for _ in range(50))
+    sampled = play(env, policy, 40, rng=np.random.default_rng(0))
+    # 2000 throws: five standard errors. Never the same answer, as the most likely one would be.
+    assert abs(np.mean([e.total for e in sampled]) / 50 - 0.5) < 5 * 0.5 / np.sqrt(2000)
+    assert len({e.total for e in sampled}) > 3
+
+
+def test_metrics_of_played_episodes_are_not_left_for_training() -> None:
+    env = script(2)
+    play(env, policy_of(env), 5)
+    assert env.finished_metrics == []
+
+
+def test_an_endless_episode_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes_module, "MAX_EPISODE_STEPS", 10)
+    env = fixed(0, 3)
+    assert play(env, policy_of(env), 6) == [Episode(10.0, 10)] * 3 + [Episode(3.0, 3)] * 3
+
+
+@pytest.mark.parametrize(("env_id", "kwargs"), [
+    ("paceline/Identity-v0", {"space": "discrete"}),
+    ("paceline/Identity-v0", {"space": "multidiscrete"}),
+    ("paceline/Identity-v0", {"space": "multibinary"}),
+    ("paceline/Identity-v0", {"space": "box"}),
+    ("CartPole-v1", {}),
+    ("Pendulum-v1", {}),
+])  # fmt: skip
+def test_random_play_of_every_space(env_id: str, kwargs: dict[str, Any]) -> None:
+    def once(seed: int) -> list[Episode]:
+        env, _ = make_vector(EnvConfig(id=env_id, kwargs=kwargs, max_episode_steps=20), 3, seed=0)
+        return play(env, RandomPlayer(env, seed), 4)
+
+    assert once(1) == once(1) != once(2)
+
+
+def test_a_random_player_is_uniform() -> None:
+    env, _ = make_vector(EnvConfig(id="paceline/Identity-v0", kwargs={"n": 4, "length": 500}), 4, seed=0)
+    played = play(env, RandomPlayer(env, 0), 8)
+    # 4000 guesses of probability 1/4: five standard errors.
+    assert abs(np.mean([e.total for e in played]) / 500 - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 4000)
+
+
+def test_how_many_environments_play() -> None:
+    assert [eval_envs(n) for n in (1, 5, MAX_EVAL_ENVS, 1000)] == [1, 5, MAX_EVAL_ENVS, MAX_EVAL_ENVS]

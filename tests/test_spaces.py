@@ -1,0 +1,314 @@
+from __future__ import annotations
+
+import json
+import warnings
+from collections import OrderedDict
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from paceline.config import UserError
+from paceline.spaces import ActionCodec, ObservationCodec, space_from_json, space_to_json
+
+INF = float("inf")
+I64 = np.iinfo(np.int64)
+
+VECTORS: dict[str, spaces.Space[Any]] = {
+    "box": spaces.Box(-1.0, 1.0, (3,), np.float32),
+    "box of no dimension": spaces.Box(0.0, 1.0, (), np.float32),
+    "box 2-D": spaces.Box(-1.0, 1.0, (2, 3), np.float64),
+    "unbounded": spaces.Box(-INF, INF, (4,), np.float32),
+    "half bounded": spaces.Box(np.array([0.0, -INF]), np.array([INF, 1.0]), dtype=np.float64),
+    "integers": spaces.Box(-7, 9, (3,), np.int64),
+    "bytes": spaces.Box(0, 255, (128,), np.uint8),
+    "small grid": spaces.Box(0, 255, (5, 5, 3), np.uint8),
+    "discrete": spaces.Discrete(4),
+    "discrete from -2": spaces.Discrete(4, start=-2),
+    "multidiscrete": spaces.MultiDiscrete([3, 1, 4]),
+    "multidiscrete 2-D": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+    "multibinary": spaces.MultiBinary(3),
+    "multibinary 2-D": spaces.MultiBinary([2, 3]),
+    "tuple": spaces.Tuple([spaces.Discrete(2, start=3), spaces.Box(-1.0, 1.0, (2,), np.float32)]),
+    "nested": spaces.Dict(
+        {
+            "b": spaces.Tuple([spaces.MultiBinary(2), spaces.Dict({"z": spaces.Discrete(3), "y": spaces.Discrete(2)})]),
+            "a": spaces.Box(-1.0, 1.0, (2, 2), np.float32),
+            "c": spaces.MultiDiscrete([2, 2]),
+        }
+    ),
+    "order kept": spaces.Dict(OrderedDict([("z", spaces.Discrete(2)), ("a", spaces.Box(0.0, 1.0, (1,), np.float32))])),
+}
+MIXED = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (8, 9, 3), np.uint8),
+        "depth": spaces.Box(0.0, 1.0, (8, 8, 1), np.float32),
+        "mode": spaces.Discrete(3),
+        "state": spaces.Box(-1.0, 1.0, (2,), np.float32),
+    }
+)
+ACTIONS: dict[str, spaces.Space[Any]] = {
+    "discrete": spaces.Discrete(5),
+    "one choice": spaces.Discrete(1),
+    "discrete from 3": spaces.Discrete(4, start=3),
+    "multidiscrete": spaces.MultiDiscrete([3, 2]),
+    "multidiscrete from": spaces.MultiDiscrete([3, 2], start=[-1, 5]),
+    "multidiscrete 2-D": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+    "multibinary": spaces.MultiBinary(4),
+    "multibinary 2-D": spaces.MultiBinary([2, 2]),
+    "box": spaces.Box(-1.0, 1.0, (2,), np.float32),
+    "box 2-D, each its own bounds": spaces.Box(
+        np.array([[-2.0, 0.0], [3.0, -9.0]]), np.array([[2.0, 1.0], [5.0, 9.0]]), dtype=np.float64
+    ),
+    "box of no dimension": spaces.Box(-3.0, 1.0, (), np.float32),
+    "unbounded": spaces.Box(-INF, INF, (3,), np.float32),
+    "half bounded": spaces.Box(np.array([0.0, -INF]), np.array([INF, 1.0]), dtype=np.float64),
+}
+each_vector = pytest.mark.parametrize("space", VECTORS.values(), ids=VECTORS.keys())
+each_action = pytest.mark.parametrize("space", ACTIONS.values(), ids=ACTIONS.keys())
+
+
+def encode_one(space: spaces.Space[Any], value: Any) -> Any:
+    codec = ObservationCodec(space)
+    out = np.full(codec.shape, 77, codec.dtype)  # what was there before must not show through
+    codec.encode_one(value, out)
+    return out
+
+
+def stacked(space: spaces.Space[Any], values: list[Any]) -> Any:
+    return concatenate(space, values, create_empty_array(space, len(values)))
+
+
+# -- observations ---------------------------------------------------------------------------------------------------
+
+
+@each_vector
+def test_a_vector_holds_the_leaves_in_order(space: spaces.Space[Any]) -> None:
+    space.seed(3)
+    codec = ObservationCodec(space)
+    assert not codec.is_image and codec.dtype == np.float32
+    assert codec.shape == (codec.size,) == (spaces.flatdim(space),)
+    for _ in range(20):
+        sample = space.sample()
+        np.testing.assert_array_equal(
+            encode_one(space, sample), np.asarray(spaces.flatten(space, sample), np.float32), strict=True
+        )
+
+
+@pytest.mark.parametrize(
+    "space", [*VECTORS.values(), MIXED, spaces.Box(0, 255, (9, 8, 3), np.uint8)], ids=[*VECTORS, "mixed", "image"]
+)
+def test_a_batch_is_its_rows(space: spaces.Space[Any]) -> None:
+    space.seed(4)
+    samples = [space.sample() for _ in range(5)]
+    codec = ObservationCodec(space)
+    out = np.full((5, *codec.shape), 77, codec.dtype)
+    codec.encode(stacked(space, samples), out)
+    np.testing.assert_array_equal(out, np.stack([encode_one(space, sample) for sample in samples]), strict=True)
+
+
+def test_numbers_written_out() -> None:
+    np.testing.assert_array_equal(encode_one(spaces.Discrete(4, start=-2), 1), [0, 0, 0, 1])
+    np.testing.assert_array_equal(encode_one(spaces.Discrete(4, start=-2), np.int64(-2)), [1, 0, 0, 0])
+    np.testing.assert_array_equal(
+        encode_one(spaces.MultiDiscrete(np.array([[2, 3], [1, 2]])), np.array([[1, 2], [0, 0]])),
+        [0, 1, 0, 0, 1, 1, 1, 0],
+    )
+    shifted = spaces.MultiDiscrete([2, 3], start=[5, -1])
+    np.testing.assert_array_equal(encode_one(shifted, np.array([6, -1])), [0, 1, 1, 0, 0])
+    # Gymnasium sorts the keys of a plain dict, so `a` comes before `b`.
+    nested = spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Tuple([spaces.MultiBinary(2), spaces.Discrete(3)])})
+    np.testing.assert_array_equal(
+        encode_one(nested, {"b": 0, "a": (np.array([1, 0], np.int8), 2)}), [1, 0, 0, 0, 1, 1, 0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((12, 10, 3), (3, 12, 10)),  # channels last
+        ((3, 12, 10), (3, 12, 10)),  # channels first
+        ((12, 10, 1), (1, 12, 10)),
+        ((12, 10), (1, 12, 10)),  # grey
+        ((4, 12, 10), (4, 12, 10)),  # grey, stacked
+        ((4, 12, 10, 3), (12, 12, 10)),  # colour, stacked
+        ((4, 3, 12, 10), (12, 12, 10)),  # colour, channels first, stacked
+    ],
+)
+def test_images_come_out_channels_first(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    space = spaces.Box(0, 255, shape, np.uint8)
+    codec = ObservationCodec(space)
+    assert codec.is_image and not codec.is_plain
+    assert codec.shape == expected and codec.dtype == np.uint8 and codec.leaves[0].scale == 255.0
+    space.seed(1)
+    image = space.sample()
+    out = encode_one(space, image)
+    for row, column in ((0, 0), (2, 7), (11, 9), (5, 1)):
+        pixel: Any
+        if len(shape) == 2:
+            pixel = [image[row, column]]
+        elif shape[-1] <= 3:
+            pixel = image[..., row, column, :].ravel() if len(shape) == 4 else image[row, column]
+        else:
+            pixel = image[..., row, column].ravel()
+        np.testing.assert_array_equal(out[:, row, column], pixel)
+
+
+@pytest.mark.parametrize("shape", [(7, 12, 3), (7, 12), (5, 5, 3), (40, 5, 5), (33, 12, 40)])
+def test_what_is_too_small_or_too_deep_for_an_image_is_a_vector(shape: tuple[int, ...]) -> None:
+    codec = ObservationCodec(spaces.Box(0, 255, shape, np.uint8))
+    assert not codec.images and codec.shape == (int(np.prod(shape)),)
+
+
+def test_an_image_of_floats_keeps_its_numbers() -> None:
+    codec = ObservationCodec(spaces.Box(0.0, 1.0, (8, 8, 3), np.float32))
+    assert codec.is_image and codec.dtype == np.float32 and codec.leaves[0].scale == 1.0
+    assert not ObservationCodec(spaces.Box(0.0, 1.0, (8, 8), np.float32)).images  # a matrix is not an image
+
+
+def test_an_image_in_a_dict_alone_is_an_image() -> None:
+    space = spaces.Dict({"pixels": spaces.Box(0, 255, (8, 9, 3), np.uint8)})
+    space.seed(0)
+    sample = space.sample()
+    np.testing.assert_array_equal(encode_one(space, sample), sample["pixels"].transpose(2, 0, 1), strict=True)
+
+
+def test_images_among_a_vector_lie_flat_in_it() -> None:
+    MIXED.seed(0)
+    sample = MIXED.sample()
+    sample["mode"] = np.int64(1)
+    codec = ObservationCodec(MIXED)
+    assert [leaf.shape for leaf in codec.images] == [(3, 8, 9), (1, 8, 8)]
+    assert [leaf.scale for leaf in codec.images] == [255.0, 1.0]
+    expected = [sample["camera"].transpose(2, 0, 1).ravel(), sample["depth"].ravel(), [0, 1, 0], sample["state"]]
+    np.testing.assert_array_equal(encode_one(MIXED, sample), np.concatenate(expected).astype(np.float32), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("space", "named"),
+    [
+        (spaces.Text(5), "Text"),
+        (spaces.Sequence(spaces.Discrete(2)), "Sequence"),
+        (spaces.Graph(spaces.Discrete(2), None), "Graph"),
+        (spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Text(3)}), "Text"),
+        (spaces.Box(0.0, 1.0, (0,), np.float32), "empty"),
+        (spaces.Dict({}), "empty"),
+    ],
+    ids=str,
+)
+def test_other_observations_are_refused(space: spaces.Space[Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        ObservationCodec(space)
+
+
+# -- actions --------------------------------------------------------------------------------------------------------
+
+
+@each_action
+@pytest.mark.parametrize("squash", [False, True])
+def test_decode_undoes_encode(space: spaces.Space[Any], squash: bool) -> None:
+    if squash and not (isinstance(space, spaces.Box) and space.is_bounded()):
+        return
+    space.seed(9)
+    codec = ActionCodec(space, squash=squash)
+    samples = [space.sample() for _ in range(7)]
+    encoded = np.stack([codec.encode(sample) for sample in samples])
+    assert encoded.shape == (7, *codec.shape) and encoded.dtype == codec.dtype
+    decoded, split = codec.decode(encoded), codec.split(encoded)
+    assert len(split) == 7
+    for row, one, sample in zip(decoded, split, samples, strict=True):
+        assert space.contains(np.asarray(row)) and space.contains(np.asarray(one))
+        tolerance = 1e-5 if codec.is_continuous else 0
+        np.testing.assert_allclose(row, sample, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(one, sample, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["discrete", "discrete from 3", "multidiscrete from", "multidiscrete 2-D"])
+def test_every_index_is_an_action_and_each_another(name: str) -> None:
+    space = ACTIONS[name]
+    codec = ActionCodec(space)
+    grid = np.stack(np.meshgrid(*[np.arange(n) for n in codec.nvec], indexing="ij"), -1).reshape(-1, len(codec.nvec))
+    actions = codec.split(grid)
+    assert all(space.contains(action) for action in actions)
+    assert len({np.asarray(action).tobytes() for action in actions}) == np.prod(codec.nvec)
+    assert codec.num_outputs == sum(codec.nvec)
+
+
+def test_actions_written_out() -> None:
+    assert ActionCodec(spaces.Discrete(3)).split(np.array([[2], [0]])) == [2, 0]
+    assert ActionCodec(spaces.Discrete(3, start=-1)).split(np.array([[2], [0]])) == [1, -1]
+    two = ActionCodec(spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])))
+    np.testing.assert_array_equal(two.decode(np.array([[1, 2, 3, 4]])), [[[1, 2], [3, 4]]])
+    binary = ActionCodec(spaces.MultiBinary(3)).decode(np.array([[1, 0, 1]]))
+    np.testing.assert_array_equal(binary, np.array([[1, 0, 1]], np.int8), strict=True)
+
+
+def test_a_unit_is_half_the_width_and_what_is_beyond_is_clipped() -> None:
+    codec = ActionCodec(spaces.Box(np.array([2.0, -1.0]), np.array([6.0, 1.0]), dtype=np.float64))
+    np.testing.assert_allclose(
+        codec.decode(np.array([[0.0, 0.0], [-0.5, 0.25], [9, -9]])), [[4.0, 0.0], [3.0, 0.25], [6.0, -1.0]]
+    )
+    half = ActionCodec(ACTIONS["half bounded"])
+    np.testing.assert_allclose(half.decode(np.array([[-3.0, -3.0], [7.0, 7.0]])), [[0, -3], [7, 1]])
+
+
+def test_squashing_is_tanh_into_the_bounds() -> None:
+    codec = ActionCodec(spaces.Box(np.float32(2.0), np.float32(6.0), (1,)), squash=True)
+    u = np.array([[-30.0], [-1.0], [0.0], [0.5], [30.0]], np.float32)
+    np.testing.assert_allclose(codec.decode(u), 4 + 2 * np.tanh(u), rtol=1e-6)
+    assert np.isfinite(codec.encode(np.array([6.0], np.float32))).all()
+
+
+@pytest.mark.parametrize(
+    ("space", "squash", "named"),
+    [
+        (spaces.Dict({"a": spaces.Discrete(2)}), False, "Dict"),
+        (spaces.Tuple([spaces.Discrete(2)]), False, "Tuple"),
+        (spaces.Text(4), False, "Text"),
+        (spaces.Discrete(2), True, "squash is for continuous"),
+        (spaces.Box(-INF, INF, (2,), np.float32), True, "finite"),
+        (ACTIONS["half bounded"], True, "finite"),
+    ],
+    ids=str,
+)
+def test_other_actions_are_refused(space: spaces.Space[Any], squash: bool, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        ActionCodec(space, squash=squash)
+
+
+# -- JSON -----------------------------------------------------------------------------------------------------------
+
+EXTREMES = {
+    "int64 limits": spaces.Box(I64.min, I64.max, (2,), np.int64),
+    "int64, each its own": spaces.Box(np.array([0, 2**60 + 1]), np.array([I64.max, 2**62 + 3]), dtype=np.int64),
+    "float32 limits": spaces.Box(np.finfo(np.float32).min, np.finfo(np.float32).max, (2,), np.float32),
+    "cartpole": gymnasium.make("CartPole-v1").observation_space,
+}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [*VECTORS.values(), MIXED, *ACTIONS.values(), *EXTREMES.values()],
+    ids=[*VECTORS, "mixed", *(f"action {name}" for name in ACTIONS), *EXTREMES],
+)
+def test_a_space_survives_json(space: spaces.Space[Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        back = space_from_json(json.loads(json.dumps(space_to_json(space))))
+    assert back == space
+    assert (back.shape, back.dtype) == (space.shape, space.dtype)
+    codec, same = ObservationCodec(space), ObservationCodec(back)
+    assert same.leaves == codec.leaves
+
+
+def test_the_order_of_a_dict_survives_json() -> None:
+    space = spaces.Dict(OrderedDict([("z", spaces.Discrete(2)), ("a", spaces.Discrete(3))]))
+    back = space_from_json(json.loads(json.dumps(space_to_json(space))))
+    assert isinstance(back, spaces.Dict) and list(back.spaces) == ["z", "a"]
+
+
+def test_bounds_that_are_all_the_same_are_one_number() -> None:
+    assert len(json.dumps(space_to_json(spaces.Box(0, 255, (210, 160, 3), np.uint8)))) < 200
