@@ -21,7 +21,7 @@ README, PICTURE = ROOT / "README.md", ROOT / "docs/images/cartpole.png"
 COMMAND = Path(sys.executable).with_name("paceline")
 BLOCK = re.compile(r"(<!-- example: made by docs/make_figures.py -->\n```console\n)(.*?)(```\n)", re.DOTALL)
 SECONDS = 300
-WIDTH, COLOURS = 1400, 64  # enough for a few curves, in a tenth of the bytes
+WIDTH, COLOURS = 1400, 256  # enough for a few curves, in a third of the bytes
 
 
 def main() -> None:

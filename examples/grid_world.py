@@ -1,7 +1,7 @@
 """A survey rover on a windy grid: a Dict observation, MultiDiscrete actions, in one file of yours.
 
-    paceline envs check examples/grid_world.py:GridWorld
-    paceline train --env examples/grid_world.py:GridWorld --total-steps 100k --set env.max_episode_steps=60
+paceline envs check examples/grid_world.py:GridWorld
+paceline train --env examples/grid_world.py:GridWorld --total-steps 100k --set env.max_episode_steps=60
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 Observation = dict[str, Any]
-Action = NDArray[np.int64]
+Action = NDArray[np.integer[Any]]
 
 
 class GridWorld(gymnasium.Env[Observation, Action]):

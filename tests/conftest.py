@@ -67,7 +67,10 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in processes:
         if process.poll() is None:
             process.kill()
-        process.communicate(timeout=SECONDS)
+        process.wait(timeout=SECONDS)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from paceline.config import (
     CheckpointConfig,
     EnvConfig,
     EvalConfig,
+    ModelConfig,
     PPOConfig,
     RunConfig,
     StopConfig,
@@ -121,10 +122,8 @@ def test_the_section_of_the_algorithm() -> None:
 
 
 def test_combinations() -> None:
-    with pytest.raises(ValidationError, match="minibatch_size=9 is more"):
-        RunConfig.model_validate({"env": {"envs_per_worker": 2}, "ppo": {"rollout_steps": 4, "minibatch_size": 9}})
-    RunConfig.model_validate({"env": {"envs_per_worker": 2}, "ppo": {"rollout_steps": 4, "minibatch_size": 8}})
-    RunConfig.model_validate({"algo": "a2c", "env": {"envs_per_worker": 1}})  # the minibatch is PPO's
+    with pytest.raises(ValidationError, match="hidden is of our networks"):
+        ModelConfig.model_validate({"class": "file.py:Net", "hidden": [8]})
     with pytest.raises(ValidationError, match="processes"):
         EnvConfig(processes=-1)
     RunConfig.model_validate({"env": {"vector": "async", "processes": 2}})

@@ -183,3 +183,14 @@ def test_keys_are_what_the_config_takes() -> None:
         put(tree, key, yaml.safe_load(text))
         validate(tree)
     assert "model.class" in {key for key, *_ in keys()}
+
+
+def test_a_minibatch_that_nobody_asked_for_shrinks_with_the_rollout() -> None:
+    config, _ = resolve_tree({"env": {"id": "CartPole-v1", "envs_per_worker": 4}})
+    assert (
+        config.ppo.minibatch_size
+        == 4 * config.ppo.rollout_steps
+        < presets("ppo")["CartPole-v1"]["ppo"]["minibatch_size"]
+    )
+    with pytest.raises(UserError, match="minibatch_size=256 is more than a rollout holds"):
+        resolve_tree({"env": {"id": "CartPole-v1", "envs_per_worker": 4}, "ppo": {"minibatch_size": 256}})

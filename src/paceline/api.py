@@ -63,12 +63,15 @@ def train(
     began = time.perf_counter() if began is None else began
     given = dict(read_file(config)) if isinstance(config, str | Path) else config
     if resume is not None:
-        directory = _to_resume(given, resume)
-        if directory is not None:
+        found = _to_resume(given, resume)
+        if found is not None:
+            directory, which = found
+            if preset not in (None, "none") and str(resume) != "auto":
+                raise UserError(f"--preset {preset} is for a new run; --resume continues one with its own settings")
             if init_from is not None and str(resume) != "auto":
                 raise UserError("--resume continues a run with its own weights; --init-from starts a new one: give one")
             tree = to_tree(given) if isinstance(given, RunConfig) else given
-            return _continue(directory, tree, quiet=quiet, began=began)
+            return _continue(directory, which, tree, quiet=quiet, began=began)
     chosen: str | None = None
     if not isinstance(given, RunConfig):
         given, chosen = resolve_tree(given, preset=preset)
@@ -106,7 +109,7 @@ def _begin(
         engine.close()
 
 
-def _continue(directory: RunDirectory, given: Mapping[str, Any], *, quiet: bool, began: float) -> Run:
+def _continue(directory: RunDirectory, which: str, given: Mapping[str, Any], *, quiet: bool, began: float) -> Run:
     saved = validate(directory.read_config())
     changed = validate(merge(to_tree(saved), tidy({k: v for k, v in given.items() if k not in ("out", "name")})))
     config = _absolute(changed)
@@ -119,7 +122,7 @@ def _continue(directory: RunDirectory, given: Mapping[str, Any], *, quiet: bool,
         )
     _check_metric(config)
     with _locked(directory):
-        arrays, content = checkpoint.load(checkpoint.find(directory.path, "last"))
+        arrays, content = checkpoint.load(checkpoint.find(directory.path, which))
         state = unpack(arrays, {key: content[key] for key in ("engine", "loop")})
         engine = LocalEngine(config, resumes=state["loop"]["resumes"] + 1)
         try:
@@ -180,10 +183,13 @@ def _closing(loop: Loop, outcome: Outcome) -> list[str]:
     return lines
 
 
-def _to_resume(given: Any, resume: str | Path) -> RunDirectory | None:
-    """The run to continue; None: `auto`, and there is none yet."""
+def _to_resume(given: Any, resume: str | Path) -> tuple[RunDirectory, str] | None:
+    """The run to continue and its checkpoint; None: `auto`, and there is none yet."""
     if str(resume) != "auto":
-        return RunDirectory.open(resume)
+        path = Path(resume)
+        if path.parent.name == "checkpoints":
+            return RunDirectory.open(path.parent.parent), path.name
+        return RunDirectory.open(resume), "last"
     config = (
         given if isinstance(given, RunConfig) else validate({k: v for k, v in given.items() if k in ("out", "name")})
     )
@@ -193,7 +199,7 @@ def _to_resume(given: Any, resume: str | Path) -> RunDirectory | None:
     if not path.exists():
         return None
     directory = RunDirectory.open(path)
-    return directory if checkpoint.available(path) else None  # it ended before its first checkpoint
+    return (directory, "last") if checkpoint.available(path) else None  # it ended before its first checkpoint
 
 
 def _fixed(config: RunConfig, tree: dict[str, Any] | None = None) -> dict[str, Any]:

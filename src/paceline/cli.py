@@ -101,7 +101,9 @@ def _add_train(verbs: Any) -> None:
     train.add_argument("--config", metavar="FILE", help="a YAML file of settings")
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; may be repeated")
     train.add_argument("--preset", metavar="NAME", help="settings to start from; none turns the automatic one off")
-    train.add_argument("--resume", metavar="RUN|auto", help="continue a run; auto: the named one if it exists")
+    train.add_argument(
+        "--resume", metavar="RUN|auto", help="continue a run (or one of its checkpoints); auto: the named one"
+    )
     train.add_argument("--init-from", metavar="RUN", help="start a new run from the weights of another")
     train.add_argument("--quiet", action="store_true", help="print the run directory, nothing else")
     train.set_defaults(run=_train)
@@ -155,6 +157,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     from paceline.config import UserError
     from paceline.evaluate import evaluate, record_video, render
 
+    if options.random and options.stochastic:
+        raise UserError("--random is always sampled; --stochastic is about the agent: give one of them")
     if options.video or options.render:
         if options.random:
             raise UserError("--random has no video: it is a baseline in numbers")

@@ -134,6 +134,9 @@ class ModelConfig(Section):
     def _own_network(self) -> ModelConfig:
         if self.kwargs and not self.class_:
             raise ValueError("model.kwargs needs model.class, the network they are for")
+        for name in ("hidden", "activation", "shared", "cnn") if self.class_ else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"model.{name} is of our networks, and model.class={self.class_} takes their place")
         return self
 
 
@@ -289,12 +292,6 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> RunConfig:
-        slots = self.env.envs_per_worker * self.hyper.rollout_steps
-        if self.algo == "ppo" and self.ppo.minibatch_size > slots:
-            raise ValueError(
-                f"ppo.minibatch_size={self.ppo.minibatch_size} is more than a rollout holds: env.envs_per_worker x "
-                f"ppo.rollout_steps = {self.env.envs_per_worker} x {self.hyper.rollout_steps} = {slots}"
-            )
         if self.env.processes and self.env.vector != "async":
             raise ValueError(f"env.processes={self.env.processes} needs env.vector=async")
         return self

@@ -58,9 +58,12 @@ def evaluate(
     run = agent.path.parent.parent
     if (run / "config.yaml").is_file():
         directory = RunDirectory(run)
-        append_line(directory.eval_path, row)
-        _append_episodes(run / "eval_episodes.csv", played, row)
-        row["files"] = [str(directory.eval_path), str(run / "eval_episodes.csv")]
+        try:
+            append_line(directory.eval_path, row)
+            _append_episodes(run / "eval_episodes.csv", played, row)
+            row["files"] = [str(directory.eval_path), str(run / "eval_episodes.csv")]
+        except OSError as error:  # somebody else's run: the figures are still worth showing
+            row["files"] = [f"nothing: {error.strerror} ({error.filename})"]
     return row
 
 

@@ -44,7 +44,7 @@ def resolve_tree(given: Mapping[str, Any], *, preset: str | None = None) -> tupl
     config = validate(merge(base, given))
     if not config.stop.has_budget:
         config = validate(merge(base, merge(given, {"stop": {"total_steps": DEFAULT_TOTAL_STEPS}})))
-    return config, name
+    return _fit_minibatch(config, given), name
 
 
 def tidy(given: Mapping[str, Any]) -> Tree:
@@ -53,6 +53,19 @@ def tidy(given: Mapping[str, Any]) -> Tree:
     if isinstance(tree.get("env"), str):
         tree["env"] = {"id": tree["env"]}
     return tree
+
+
+def _fit_minibatch(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    """A minibatch from a preset or a default shrinks with the rollout; one that the user asked for has to fit."""
+    envs, steps = config.env.envs_per_worker, config.hyper.rollout_steps
+    if config.algo != "ppo" or config.ppo.minibatch_size <= envs * steps:
+        return config
+    if "minibatch_size" in given.get("ppo", {}):
+        raise UserError(
+            f"ppo.minibatch_size={config.ppo.minibatch_size} is more than a rollout holds: env.envs_per_worker x "
+            f"ppo.rollout_steps = {envs} x {steps} = {envs * steps}"
+        )
+    return config.model_copy(update={"ppo": config.ppo.model_copy(update={"minibatch_size": envs * steps})})
 
 
 def validate(tree: Mapping[str, Any]) -> RunConfig:

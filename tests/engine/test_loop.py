@@ -394,11 +394,25 @@ def test_signals(number: signal.Signals, here: Path, start: Callable[..., Any]) 
     _wait_for(process, "Iteration 1 ")
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
-    assert process.returncode == 99 and err == ""
+    assert process.returncode == 99
+    assert err.strip() == f"{number.name}: saving after this iteration; once more stops at once"
     assert f"{number.name} received" in out and "paceline train --resume runs/x" in out
     assert out.splitlines()[-1].split() == ["run", "runs/x"]
     run = RunDirectory(Path("runs/x"))
     assert run.read_status()["state"] == run.read_summary()["status"] == "stopped"
+    assert paceline.load(run.path).counters["iteration"] == run.read_metrics()[-1]["iteration"]
+
+
+def test_a_signal_when_nobody_reads(here: Path, start: Callable[..., Any]) -> None:
+    """Ctrl-C also ends the `tee` of `paceline train 2>&1 | tee log`; the run is saved all the same."""
+    process = start("train", "--env", "paceline/FixedCost-v0", "--preset", "none", "--name", "x", "--max-time", "60")
+    _wait_for(process, "Iteration 1 ")
+    process.stdout.close()
+    process.stderr.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 99
+    run = RunDirectory(Path("runs/x"))
+    assert run.read_status()["state"] == "stopped"
     assert paceline.load(run.path).counters["iteration"] == run.read_metrics()[-1]["iteration"]
 
 

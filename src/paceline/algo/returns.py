@@ -22,13 +22,14 @@ def gae(
     """
     # A simulator may end in observations that are no numbers. Nothing may come of their values, and 0 x NaN is NaN.
     future = np.where(terminated, np.float32(0), value[1:])
-    advantage = reward + np.float32(gamma) * future - value[:-1]
+    advantage: Floats = reward + np.float32(gamma) * future - value[:-1]
     ended = terminated | truncated
     advantage[1:][ended[:-1]] = 0  # the rows that only reset
     keep = np.float32(gamma * gae_lambda) * ~ended
     for t in range(len(reward) - 2, -1, -1):
         advantage[t] += keep[t] * advantage[t + 1]
-    return advantage, advantage + value[:-1]
+    target: Floats = advantage + value[:-1]
+    return advantage, target
 
 
 def explained_variance(value: Floats, target: Floats) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -34,5 +35,6 @@ class StopSignals:
         if self.received is not None:
             os._exit(STOPPED_EARLY)  # the last checkpoint is whole, whatever was going on
         self.received = signal.Signals(number).name
-        # Not print: a handler may have interrupted one.
-        os.write(2, f"\n{self.received}: saving after this iteration; once more stops at once\n".encode())
+        with suppress(OSError):  # nobody may be reading any more: Ctrl-C also ends the `tee` behind a pipe
+            # Not print: a handler may have interrupted one.
+            os.write(2, f"\n{self.received}: saving after this iteration; once more stops at once\n".encode())

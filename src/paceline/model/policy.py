@@ -203,5 +203,9 @@ def _refuse_unused(
     """A setting is never silently ignored."""
     if config.cnn != "auto" and not observation.images:
         raise UserError(f"model.cnn={config.cnn} is for images, the observation is a vector of {observation.size}")
+    if config.log_std_init and not action.is_continuous:
+        raise UserError(
+            f"model.log_std_init={config.log_std_init} is for continuous actions, the env has {action.space}"
+        )
     if normalize_observation and observation.is_image:
         raise UserError("env.normalize_observation=true is for vectors; images are divided by 255 as they are")
