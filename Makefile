@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint test-learning bench clean
+.PHONY: help setup train test lint test-learning bench-setup bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
 	@touch $@
 
-train: setup  ## train PPO on CartPole-v1 until solved, evaluate it and draw its curve
+train: setup  ## train PPO on CartPole-v1, evaluate it, draw its curves
 	@$(BIN)/paceline train --env CartPole-v1 --name cartpole-$$(date +%Y%m%d-%H%M%S) --set eval.every_steps=10000
 	@run=$$(ls -td runs/cartpole-* | head -n 1); \
 		$(BIN)/paceline evaluate $$run && \
@@ -27,8 +27,9 @@ train: setup  ## train PPO on CartPole-v1 until solved, evaluate it and draw its
 		echo "picture    $$run/curves.png" && echo "run        $$run"
 
 lint: setup  ## format, lint, types, layers
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks docs examples
+	$(BIN)/ruff check src tests benchmarks docs examples
+	$(BIN)/python docs/generate.py --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
@@ -38,8 +39,10 @@ test: setup lint  ## the tests, in a few minutes
 test-learning: setup  ## every published score, over several seeds; ten minutes
 	$(BIN)/python -m pytest -m learning tests/learning
 
-bench: setup  ## speed against Stable-Baselines3 and RLlib, in one run
+bench-setup:  ## make the peers' environment
 	sh benchmarks/peers.sh
+
+bench: setup bench-setup  ## speed against Stable-Baselines3 and RLlib, in one run
 	$(BIN)/python benchmarks/run.py
 
 clean:  ## remove caches; runs and environments stay

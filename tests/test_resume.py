@@ -99,7 +99,7 @@ def test_cut_twice(here: Path, content: Content, stable_rows: Rows) -> None:
 
 
 def _evaluations(run: RunDirectory) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "wall_seconds"} for row in run.read_eval()]
+    return [{key: value for key, value in row.items() if key != "eval_seconds"} for row in run.read_eval()]
 
 
 def test_processes_of_environments(here: Path, content: Content) -> None:

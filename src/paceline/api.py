@@ -24,6 +24,7 @@ from paceline.run.directory import RunDirectory, write_json, write_text
 from paceline.run.metrics import METRICS
 from paceline.run.tree import unpack
 
+UNSAVED = ("out", "name", "preset")  # where a run is, and where its settings once came from
 RESUMABLE = ("stop", "eval", "checkpoint", "engine")  # what may be changed when a run is continued
 
 
@@ -111,7 +112,7 @@ def _begin(
 
 def _continue(directory: RunDirectory, which: str, given: Mapping[str, Any], *, quiet: bool, began: float) -> Run:
     saved = validate(directory.read_config())
-    changed = validate(merge(to_tree(saved), tidy({k: v for k, v in given.items() if k not in ("out", "name")})))
+    changed = validate(merge(to_tree(saved), tidy({k: v for k, v in given.items() if k not in UNSAVED})))
     config = _absolute(changed)
     before, after = _fixed(saved), {**_fixed(changed), **_fixed(config, to_tree(config))}
     if before != after:
@@ -205,7 +206,7 @@ def _to_resume(given: Any, resume: str | Path) -> tuple[RunDirectory, str] | Non
 def _fixed(config: RunConfig, tree: dict[str, Any] | None = None) -> dict[str, Any]:
     """What cannot be changed when a run is continued, in the order of the config."""
     tree = config.model_dump(by_alias=True, mode="json") if tree is None else tree
-    return {key: value for key, value in tree.items() if key not in (*RESUMABLE, "out", "name")}
+    return {key: value for key, value in tree.items() if key not in (*RESUMABLE, *UNSAVED)}
 
 
 def _first_difference(before: Any, after: Any) -> tuple[str, Any, Any]:

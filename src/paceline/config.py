@@ -9,11 +9,12 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-ALGORITHM_NAMES = ("ppo", "a2c")
+AlgorithmName = Literal["ppo", "a2c"]
+ALGORITHM_NAMES: tuple[str, ...] = get_args(AlgorithmName)
 DEFAULT_TOTAL_STEPS = 1_000_000
 
 _TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -207,7 +208,7 @@ class StopConfig(Section):
     iterations: Positive | None = None
     """Rounds of collecting and learning."""
     max_time: Seconds | None = None
-    """Wall time: seconds, or 90s, 30m, 1h30m, 01:30:00."""
+    """Training time, set-up not counted: seconds, or 90s, 30m, 1h30m, 01:30:00."""
     return_mean: float | None = None
     """Mean return of the last `return_window` episodes, confirmed by evaluation."""
     return_window: Positive = 20
@@ -258,17 +259,27 @@ class CheckpointConfig(Section):
 class EngineConfig(Section):
     name: Literal["auto", "local"] = "auto"
     """Where it runs: `local` is one process."""
-    workers: Annotated[Positive, Field(le=1)] = 1
+    workers: Positive = 1
     """Processes that collect and learn; the local engine has one."""
     threads: Annotated[Count, Field(ge=0)] = 0
     """Most threads for the arithmetic; 0 means the cores we own. An MLP uses two at most, one a tower."""
     device: Literal["auto", "cpu"] = "auto"
     """Where the network lives."""
 
+    @model_validator(mode="after")
+    def _one_process(self) -> EngineConfig:
+        if self.workers > 1:
+            raise ValueError(
+                f"engine.workers={self.workers}: the local engine is one process; set env.vector=async for more"
+            )
+        return self
+
 
 class RunConfig(Section):
-    algo: Literal["ppo", "a2c"] = "ppo"
+    algo: AlgorithmName = "ppo"
     """What learns."""
+    preset: str | None = None
+    """Settings to start from: the env's own if none is named, or `none`."""
     seed: Annotated[Count, Field(ge=0)] = 0
     """The same seed gives the same run."""
     out: str = "runs"
@@ -285,9 +296,9 @@ class RunConfig(Section):
     engine: EngineConfig = EngineConfig()
 
     @property
-    def hyper(self) -> PPOConfig | A2CConfig:
+    def hyper(self) -> OnPolicyConfig:
         """The section of the chosen algorithm."""
-        section: PPOConfig | A2CConfig = getattr(self, self.algo)
+        section: OnPolicyConfig = getattr(self, self.algo)
         return section
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from paceline.agent import Agent
 from paceline.config import UserError
 from paceline.env.make import make_vector
 from paceline.rollout.batch import Episode
-from paceline.rollout.episodes import RandomPlayer, eval_envs, play
+from paceline.rollout.episodes import EVAL_WORKER, RandomPlayer, eval_envs, play
 from paceline.run import checkpoint
 from paceline.run.directory import RunDirectory, append_line
 from paceline.stats import summarize
@@ -35,7 +35,8 @@ def evaluate(
     """Play exactly `episodes` episodes and return their statistics; a run gets them in its files too."""
     _check(episodes, seed)
     agent = Agent(checkpoint.find(target, which), seed=seed)
-    env, _ = make_vector(agent.config.env, eval_envs(episodes), seed=seed, squash=agent.config.model.squash)
+    squash = agent.config.model.squash
+    env, _ = make_vector(agent.config.env, eval_envs(episodes), seed=seed, worker=EVAL_WORKER, squash=squash)
     began = time.perf_counter()
     try:
         if random:
@@ -53,7 +54,7 @@ def evaluate(
         "env_steps": agent.counters["env_steps"],
         "seed": seed,
         **summarize([e.total for e in played], [e.length for e in played]),
-        "wall_seconds": time.perf_counter() - began,
+        "eval_seconds": time.perf_counter() - began,
     }
     run = agent.path.parent.parent
     if (run / "config.yaml").is_file():

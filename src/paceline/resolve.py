@@ -31,13 +31,14 @@ _Loader.add_implicit_resolver(
 def resolve_tree(given: Mapping[str, Any], *, preset: str | None = None) -> tuple[RunConfig, str | None]:
     """The validated config of what the user gave, and the name of the preset that filled the rest."""
     given = tidy(given)
-    validate({key: given[key] for key in ("algo", "env") if key in given})  # the preset is looked up by these two
+    validate({key: given[key] for key in ("algo", "env", "preset") if key in given})  # to look the preset up
     algo = given.get("algo") or RunConfig.model_fields["algo"].default
     for other in ALGORITHM_NAMES:
         if other != algo and given.get(other):
             key = f"{other}.{next(iter(given[other]))}" if isinstance(given[other], dict) else other
             raise UserError(f"{key} is a setting of --algo {other}, and this run is --algo {algo}")
-    base, name = _preset_for(given, preset)
+    base, name = _preset_for(given, preset or given.get("preset"))
+    given["preset"] = name.rpartition("/")[2] if name else "none"
     stop = given.get("stop")
     if isinstance(stop, Mapping) and any(stop.get(key) is not None for key in BUDGETS):
         base.pop("stop", None)  # the user's budget replaces the preset's
@@ -124,8 +125,8 @@ def parse_sets(sets: Iterable[str], base: Mapping[str, Any] | None = None) -> Tr
 
 def presets(algo: str) -> Tree:
     """All presets of an algorithm, by env id or by name."""
-    text = resources.files("paceline").joinpath("presets", f"{algo}.yaml").read_text()
-    tree: Tree = yaml.safe_load(text)
+    file = resources.files("paceline").joinpath("presets", f"{algo}.yaml")
+    tree: Tree = yaml.safe_load(file.read_text()) if file.is_file() else {}
     return tree
 
 

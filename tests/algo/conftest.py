@@ -71,11 +71,13 @@ class Lab:
         self._folder = folder
 
     def policy(self, net: str = "mlp", action: str = "discrete", *, seed: int = 0, normalize: bool = False) -> Policy:
-        options: dict[str, Any] = {"hidden": [12], "shared": net == "shared", "log_std_init": -0.3}
+        options: dict[str, Any] = {"log_std_init": -0.3} if action in ("gaussian", "squashed") else {}
         if net == "own":
             file = self._folder / "net.py"
             file.write_text(OWN_NET)
             options["class"] = f"{file}:Net"
+        else:
+            options |= {"hidden": [12], "shared": net == "shared"}
         observation = ObservationCodec(OBSERVATIONS[net])
         act = ActionCodec(ACTIONS[action], squash=action == "squashed")
         policy = Policy(observation, act, ModelConfig(**options), seed=seed, normalize_observation=normalize)

@@ -176,6 +176,15 @@ def test_a_replay_has_the_time_of_all_its_steps() -> None:
         first.close()
 
 
+def test_a_program_that_forgets_to_close_it_still_ends() -> None:
+    code = PARENT.replace("sys.stdin.read()", "keep = sys.modules; keep['kept'] = env")
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(ODD), "9", "2"], capture_output=True, text=True, timeout=20
+    )
+    assert result.returncode == 0, result.stderr
+    assert wait_until_gone([int(word) for word in result.stdout.split()], 1.0)
+
+
 PARENT = """
 import functools, sys, numpy as np
 from paceline.config import EnvConfig

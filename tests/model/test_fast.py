@@ -170,7 +170,7 @@ ACTION_SPACES: list[Any] = [
 def test_a_policy_of_every_action_space(space: Any, shared: bool, hidden: list[int]) -> None:
     """The whole way from the flat buffers through the network and the head and back, against autograd."""
     observation, action = ObservationCodec(spaces.Box(-1.0, 1.0, (5,))), ActionCodec(space)
-    policy = Policy(observation, action, ModelConfig(hidden=hidden, shared=shared, log_std_init=0.3), seed=3)
+    policy = Policy(observation, action, ModelConfig(hidden=hidden, shared=shared), seed=3)
     rng = np.random.default_rng(4)
     policy.parameters.add_(torch.from_numpy(rng.normal(scale=0.3, size=policy.parameters.numel())).float())
     x = rng.normal(size=(21, 5)).astype(np.float32)

@@ -283,6 +283,7 @@ def test_what_is_wrong_with_a_users_network(own_net: Path, name: str, kwargs: di
     ("options", "named"),
     [
         ({"cnn": "small"}, "model.cnn"),
+        ({"log_std_init": -1.0}, "log_std_init"),
         ({"observation": IMAGE, "normalize": True}, "normalize_observation"),
     ],
     ids=str,

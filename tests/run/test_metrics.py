@@ -42,7 +42,7 @@ def test_names_carry_units_and_what_varies_is_marked() -> None:
     volatile = {name for name, metric in METRICS.items() if metric.volatile}
     assert {name for name in METRICS if name.endswith(("_seconds", "_per_second", "_bytes", "_percent"))} <= volatile
     assert volatile.isdisjoint({"iteration", "env_steps", "return_mean", "policy_loss", "learning_rate"})
-    assert {name for name, metric in EVAL_METRICS.items() if metric.volatile} == {"wall_seconds"}
+    assert {name for name, metric in EVAL_METRICS.items() if metric.volatile} == {"eval_seconds"}
     assert all(metric.description for metric in [*METRICS.values(), *EVAL_METRICS.values()])
 
 

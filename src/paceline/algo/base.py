@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.algo.optimizers import Adam, RMSprop
 from paceline.algo.returns import explained_variance, gae
-from paceline.config import A2CConfig, PPOConfig
+from paceline.config import OnPolicyConfig
 from paceline.group import Group
 from paceline.model.normalizer import CLIP, RunningMoments
 from paceline.model.policy import Policy
@@ -48,7 +48,7 @@ class Algorithm(ABC):
     def __init__(
         self,
         policy: Policy,
-        hyper: PPOConfig | A2CConfig,
+        hyper: OnPolicyConfig,
         *,
         rng: np.random.Generator,
         group: Group | None = None,

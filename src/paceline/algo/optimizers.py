@@ -28,9 +28,10 @@ class Adam:
         self._parameters, self._gradient = [parameters], [gradient]
         self._first, self._second = [torch.zeros_like(parameters)], [torch.zeros_like(parameters)]
         self._step = [torch.zeros(())]
+        self._step_numpy = self._step[0].numpy()
 
     def step(self, learning_rate: float) -> None:
-        self._step[0] += 1
+        self._step_numpy += 1
         torch._fused_adam_(
             self._parameters,
             self._gradient,

@@ -20,6 +20,7 @@ from paceline.rollout.batch import Batch
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "total_loss", "approx_kl", "clip_fraction")
 KL_MARGIN = 1.5
+MAX_LOG_RATIO = np.float32(20)  # the exponential of more is soon infinite
 
 
 class PPO(Algorithm):
@@ -71,7 +72,7 @@ class PPO(Algorithm):
 
         def policy_loss(out: Floats) -> Floats:
             log_prob, entropy = head.evaluate(out, rows.action)
-            log_ratio = log_prob - old_logp
+            log_ratio = np.minimum(log_prob - old_logp, MAX_LOG_RATIO)
             ratio = np.exp(log_ratio)
             surrogate = ratio * advantage
             # min(ratio A, clip(ratio) A) is flat, so without gradient, where A asks for what the clip already gave.

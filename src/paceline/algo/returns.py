@@ -21,7 +21,8 @@ def gae(
     `value [T+1, N]`. With `gae_lambda=1` the targets are n-step returns that bootstrap at the end of the rollout.
     """
     # A simulator may end in observations that are no numbers. Nothing may come of their values, and 0 x NaN is NaN.
-    future = np.where(terminated, np.float32(0), value[1:])
+    future = value[1:].copy()
+    future[terminated] = 0
     advantage: Floats = reward + np.float32(gamma) * future - value[:-1]
     ended = terminated | truncated
     advantage[1:][ended[:-1]] = 0  # the rows that only reset

@@ -18,10 +18,8 @@ from paceline.env.vector import VectorEnv
 from paceline.model.policy import Policy
 from paceline.rollout.batch import Batch, Episode
 from paceline.rollout.collector import Collector
-from paceline.rollout.episodes import eval_envs, play
+from paceline.rollout.episodes import EVAL_WORKER, eval_envs, play
 from paceline.spaces import space_to_json
-
-EVAL_WORKER = 1_000_000  # seeds evaluation apart from every worker
 
 
 class LocalEngine:

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.config import StopConfig
 
-RETRY_SHARE = 0.1  # after a failed confirmation wait for a tenth more iterations
+RETRY_SHARE = 0.02  # after a failed confirmation wait for so many more iterations
 
 
 @dataclass

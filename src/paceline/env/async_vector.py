@@ -6,8 +6,10 @@ Each process steps a share of the environments as a `SyncVector` into shared mem
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import functools
 import itertools
 import math
 import multiprocessing as mp
@@ -16,6 +18,7 @@ import signal
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -64,6 +67,8 @@ class AsyncVector(VectorEnv):
         )
         shared = [(context.RawArray(ctypes.c_byte, max(1, a.nbytes)), a.dtype, a.shape) for a in like]
         self._obs, self._reward, self._terminated, self._truncated, self._action = (_view(*part) for part in shared)
+        # At exit multiprocessing asks its children to end by SIGTERM, which ours ignore, and waits for them for ever.
+        self._at_exit = atexit.register(functools.partial(_close, weakref.ref(self)))
         bounds = np.linspace(0, len(makers), min(processes, len(makers)) + 1).astype(int)
         try:
             for start, stop in itertools.pairwise(bounds.tolist()):
@@ -118,6 +123,7 @@ class AsyncVector(VectorEnv):
                 process.kill()
                 process.join(CLOSE_SECONDS)
         self._workers = []
+        atexit.unregister(self._at_exit)
 
     def _call(self, command: str, arguments: Sequence[Any] | None = None) -> list[Any]:
         if not self._workers:
@@ -156,6 +162,11 @@ class AsyncVector(VectorEnv):
                     raise EnvError(answer)
                 answers[index] = answer
         return [answers[index] for index in sorted(answers)]
+
+
+def _close(vector: weakref.ref[AsyncVector]) -> None:
+    if (alive := vector()) is not None:
+        alive.close()
 
 
 def _view(raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

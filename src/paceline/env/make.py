@@ -52,7 +52,7 @@ def make_vector(
     """N environments as one, and a few words on how they are stepped."""
     plain = not config.wrappers and config.frame_stack == 1
     reason = ""
-    if config.vector == "auto" and ":" not in config.id:
+    if config.vector == "auto":
         native, reason = _native(config, num_envs, allowed=plain)
         if native is not None:
             return NativeVector(native, seed=seed, worker=worker, resumes=resumes, squash=squash), "its own vector env"
@@ -66,20 +66,27 @@ def make_vector(
 
 
 def _build(env_id: str, max_episode_steps: int | None, kwargs: dict[str, Any]) -> Env:
-    register_probes()
-    module, sign, attribute = env_id.rpartition(":")
-    if sign and module.endswith(".py"):
+    name = _registered_name(env_id)
+    if name is None:
         return _from_class(load_attribute(env_id, "env.id"), env_id, max_episode_steps, kwargs)
+    options: dict[str, Any] = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
+    with _quiet_gymnasium():
+        return gymnasium.make(name, disable_env_checker=True, **options, **kwargs)
+
+
+def _registered_name(env_id: str) -> str | None:
+    """The id in Gymnasium's registry; None if a class is meant."""
+    module, sign, name = env_id.rpartition(":")
+    if sign and module.endswith(".py"):
+        return None
     if sign and not module:
         raise UserError(f"env.id={env_id}: module:Name or path/to/file.py:Name is expected")
     if sign:
         import_module(module, "env.id")
-        if attribute not in gymnasium.registry:
-            return _from_class(load_attribute(env_id, "env.id"), env_id, max_episode_steps, kwargs)
-    _check_known(attribute)
-    options: dict[str, Any] = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
-    with _quiet_gymnasium():
-        return gymnasium.make(attribute, disable_env_checker=True, **options, **kwargs)
+        if name not in gymnasium.registry:
+            return None
+    _check_known(name)
+    return name
 
 
 def _from_class(cls: Any, env_id: str, max_episode_steps: int | None, kwargs: dict[str, Any]) -> Env:
@@ -95,22 +102,26 @@ def _from_class(cls: Any, env_id: str, max_episode_steps: int | None, kwargs: di
 
 def _native(config: EnvConfig, num_envs: int, *, allowed: bool) -> tuple[Any, str]:
     """The env's registered vector implementation, or why it is not used."""
-    _check_known(config.id)
-    if gymnasium.spec(config.id).vector_entry_point is None:
+    name = _registered_name(config.id)
+    if name is None or gymnasium.spec(name).vector_entry_point is None:
         return None, ""
     if not allowed:
         return None, " (its own vector env takes no wrappers)"
-    if config.kwargs:
-        # If they are wrong, the scalar env says it in one line; a half made vector env complains when it is deleted.
-        make_scalar(config).close()  # type: ignore[no-untyped-call]
+    # One scalar env first: if the arguments are wrong it says so in one line, and its spaces have to be the same.
+    one = make_scalar(config)
+    spaces = one.observation_space, one.action_space
+    one.close()  # type: ignore[no-untyped-call]
     options = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
     with _quiet_gymnasium():
         env = gymnasium.make_vec(
-            config.id, num_envs, vectorization_mode="vector_entry_point", **{**config.kwargs, **options}
+            name, num_envs, vectorization_mode="vector_entry_point", **{**config.kwargs, **options}
         )
     if env.metadata.get("autoreset_mode") != AutoresetMode.NEXT_STEP:
         env.close()
         return None, " (its own vector env resets in another way)"
+    if (env.single_observation_space, env.single_action_space) != spaces:
+        env.close()
+        return None, " (its own vector env has other spaces)"
     return env, ""
 
 

@@ -211,8 +211,12 @@ class NativeVector(VectorEnv):
         return self._obs
 
     def step(self, action: Array) -> tuple[Array, Array, Array, Array]:
-        observation, reward, terminated, truncated, _ = self.env.step(self.action.decode(action))
+        observation, reward, terminated, truncated, info = self.env.step(self.action.decode(action))
         self.observation.encode(observation, self._obs)
+        if "metrics" in info:
+            values = {name: value for name, value in info["metrics"].items() if not name.startswith("_")}
+            for index in np.flatnonzero(terminated | truncated):
+                self.finished_metrics.append({name: float(value[index]) for name, value in values.items()})
         return self._obs, reward, terminated, truncated
 
     def reseed(self, seed: int, worker: int, resumes: int) -> None:

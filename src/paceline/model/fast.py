@@ -1,21 +1,20 @@
-"""`MlpActorCritic` without autograd: forward and backward by hand, on the same parameters.
+"""`MlpActorCritic` without autograd: forward and backward by hand, in numpy, on the same parameters.
 
 For the small networks of control tasks the time of a step is overhead, not arithmetic. Here a pass is some twenty calls
-of a microsecond or two into preallocated arrays. numpy's float32 tanh is several times faster than torch's, torch's
-addmm takes the bias for free, so each does what it does best on the same memory. Any depth, width and activation of
-`MlpActorCritic`, shared or in two towers; the two towers are learned side by side in two threads where that pays.
+of about a microsecond into preallocated arrays; numpy's float32 tanh is also several times faster than torch's, and its
+matrix products are as fast. Any depth, width and activation of `MlpActorCritic`, shared or in two towers; the two are
+learned side by side in two threads where that pays.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -25,25 +24,18 @@ Floats = NDArray[np.float32]
 Loss = Callable[[Floats], Floats]
 """Outputs → the gradient of the loss with respect to them."""
 
+ONE = np.float32(1.0)
 MAX_WORKSPACES = 512
-MIN_PARALLEL_PRODUCTS = 4_000_000  # multiplications in one tower's forward pass, below which a second thread costs more
-
-_BACKWARD: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    # In place on the gradient, from the value of the activation: the kernels that autograd would call.
-    "tanh": lambda d, h: torch.ops.aten.tanh_backward.grad_input(d, h, grad_input=d),
-    "relu": lambda d, h: torch.ops.aten.threshold_backward.grad_input(d, h, 0, grad_input=d),
-    "elu": lambda d, h: torch.ops.aten.elu_backward.grad_input(d, 1, 1, 1, True, h, grad_input=d),
-}
+MIN_PARALLEL_PRODUCTS = 4_000_000  # multiplications in one tower's forward pass, below which a second thread never pays
 
 
 @dataclass
 class Workspace:
-    """Arrays for one number of rows B, as torch and as numpy see them: views into common storage."""
+    """Arrays for one number of rows B: views into common storage."""
 
-    h: list[Tensor]  # [B, H] after each hidden layer
-    h_numpy: list[Floats]
-    d: list[Tensor]  # [B, H] gradients of the same
-    d_numpy: list[Floats]
+    h: list[Floats]  # [B, H] after each hidden layer
+    d: list[Floats]  # [B, H] gradients of the same
+    slope: list[Floats]  # [B, H] derivatives of the activation
     rows: Floats  # [B, K], the last layer before its bias
     out: Floats  # [K, B]
     ones: Floats  # [B]
@@ -54,35 +46,28 @@ class Tower:
 
     def __init__(self, layers: nn.ModuleList, activation: str) -> None:
         linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
-        self._weights = [layer.weight.detach() for layer in linears]
-        self._weights_t = [weight.t() for weight in self._weights]
-        self._weights_numpy = [weight.numpy() for weight in self._weights]
-        self._biases = [layer.bias.detach() for layer in linears]
-        self._last_bias = self._biases[-1].numpy()[:, None]
+        self._weights: list[Floats] = [layer.weight.detach().numpy() for layer in linears]
+        self._biases: list[Floats] = [layer.bias.detach().numpy() for layer in linears]
         self._d_weights = [_grad(layer.weight) for layer in linears]
         self._d_biases = [_grad(layer.bias) for layer in linears]
+        self._last_bias = self._biases[-1][:, None]
         self._widths = [len(weight) for weight in self._weights]
-        self.products = sum(weight.numel() for weight in self._weights)
-        self._activation, self._activation_backward = activation, _BACKWARD[activation]
-        self._storage: list[Tensor] = []
+        self.products = sum(weight.size for weight in self._weights)
+        self._activation = activation
+        self._storage: list[Floats] = []
         self._most_rows = 0
         self._workspaces: dict[int, Workspace] = {}
 
     def forward(self, x: Floats) -> Floats:
         """`x [B, D]` → `[K, B]`: this tower's array, good until the next call."""
         space = self._workspaces.get(len(x)) or self._make_workspace(len(x))
-        h = torch.from_numpy(x)
-        layers = zip(self._biases, self._weights_t, space.h, space.h_numpy, strict=False)
-        for bias, weight, after, after_numpy in layers:
-            torch.addmm(bias, h, weight, out=after)
-            if self._activation == "tanh":
-                np.tanh(after_numpy, out=after_numpy)
-            elif self._activation == "relu":
-                torch.relu_(after)
-            else:
-                torch.nn.functional.elu_(after)
+        h = x
+        for weight, bias, after in zip(self._weights, self._biases, space.h, strict=False):
+            np.matmul(h, weight.T, out=after)
+            np.add(after, bias, out=after)
+            self._activate(after)
             h = after
-        np.matmul(h.numpy(), self._weights_numpy[-1].T, out=space.rows)
+        np.matmul(h, self._weights[-1].T, out=space.rows)
         np.add(space.rows.T, self._last_bias, out=space.out)
         self._x, self._last = x, space
         return space.out
@@ -90,42 +75,54 @@ class Tower:
     def backward(self, d_out: Floats) -> None:
         """The gradient of the last forward pass, given d loss / d output `[K, B]`."""
         space = self._last
-        d, d_bias = d_out, d_out.sum(axis=1)
+        d = d_out
+        np.add.reduce(d, axis=1, out=self._d_biases[-1])
         for layer in range(len(self._weights) - 1, -1, -1):
-            below = space.h_numpy[layer - 1] if layer else self._x
-            np.matmul(d, below, out=self._d_weights[layer])
-            self._d_biases[layer][...] = d_bias
+            np.matmul(d, space.h[layer - 1] if layer else self._x, out=self._d_weights[layer])
             if layer:
-                d_below = space.d_numpy[layer - 1]
-                if len(d) == 1:  # numpy leaves an outer product to a slow loop
-                    torch.mm(torch.from_numpy(d.T), self._weights[layer], out=space.d[layer - 1])
+                below, slope = space.d[layer - 1], space.slope[layer - 1]
+                if len(d) == 1:  # an outer product, which matmul leaves to a slow loop
+                    np.multiply(d.T, self._weights[layer], out=below)
                 else:
-                    np.matmul(d.T, self._weights_numpy[layer], out=d_below)
-                self._activation_backward(space.d[layer - 1], space.h[layer - 1])
-                d, d_bias = d_below.T, np.matmul(space.ones, d_below)
+                    np.matmul(d.T, self._weights[layer], out=below)
+                self._slope(space.h[layer - 1], slope)
+                np.multiply(below, slope, out=below)
+                np.matmul(space.ones, below, out=self._d_biases[layer - 1])
+                d = below.T
+
+    def _activate(self, h: Floats) -> None:
+        if self._activation == "tanh":
+            np.tanh(h, out=h)
+        elif self._activation == "relu":
+            np.maximum(h, 0, out=h)
+        else:
+            np.copyto(h, np.expm1(np.minimum(h, 0)), where=h < 0)
+
+    def _slope(self, h: Floats, out: Floats) -> None:
+        """The derivative of the activation, from its value."""
+        if self._activation == "tanh":
+            np.multiply(h, h, out=out)
+            np.subtract(ONE, out, out=out)
+        elif self._activation == "relu":
+            np.greater(h, 0, out=out, casting="unsafe")
+        else:
+            np.minimum(h, 0, out=out)
+            np.add(out, ONE, out=out)
 
     def _make_workspace(self, rows: int) -> Workspace:
         """Views of the rows asked for. Their number changes with the valid rows of a rollout; the storage is one."""
         hidden, outputs = self._widths[:-1], self._widths[-1]
         if rows > self._most_rows:
             self._most_rows = rows
-            self._storage = [torch.empty(rows * width) for width in (*hidden, *hidden, outputs, outputs)]
+            self._storage = [np.empty(rows * n, np.float32) for n in (*hidden, *hidden, *hidden, outputs, outputs, 1)]
+            self._storage[-1][...] = 1
             self._workspaces = {}
         if len(self._workspaces) >= MAX_WORKSPACES:
             self._workspaces = {}
-        shapes = [*[(rows, width) for width in (*hidden, *hidden, outputs)], (outputs, rows)]
-        views = [s[: math.prod(shape)].view(shape) for s, shape in zip(self._storage, shapes, strict=True)]
+        shapes = [*[(rows, n) for n in (*hidden, *hidden, *hidden, outputs)], (outputs, rows), (rows,)]
+        views = [s[: math.prod(shape)].reshape(shape) for s, shape in zip(self._storage, shapes, strict=True)]
         n = len(hidden)
-        h, d = views[:n], views[n : 2 * n]
-        space = Workspace(
-            h,
-            [a.numpy() for a in h],
-            d,
-            [a.numpy() for a in d],
-            views[-2].numpy(),
-            views[-1].numpy(),
-            np.ones(rows, np.float32),
-        )
+        space = Workspace(views[:n], views[n : 2 * n], views[2 * n : 3 * n], *views[3 * n :])
         self._workspaces[rows] = space
         return space
 
@@ -135,6 +132,7 @@ class FastMlp:
         self._policy = Tower(net.policy, net.activation)
         self._value = None if net.shared else Tower(net.value, net.activation)
         self._twin: Twin | None = None
+        self._pace = Pace()
         self.threads = 1
 
     def pays_in_two_threads(self, rows: int) -> bool:
@@ -168,16 +166,56 @@ class FastMlp:
     def learn(self, x: Floats, policy_loss: Loss, value_loss: Loss) -> None:
         """Forward, both losses, backward. Two towers have nothing in common, so that they can be learned at once."""
         value = self._value
-        if value is None or self.threads < 2:
+        if value is None:
             out, values = self.forward(x)
             self.backward(policy_loss(out), value_loss(values))
             return
-        if self._twin is None:
-            self._twin = Twin()
-        self._twin.both(
-            lambda: self._policy.backward(policy_loss(self._policy.forward(x))),
-            lambda: value.backward(value_loss(value.forward(x)[0])[None]),
-        )
+
+        def learn_policy() -> None:
+            self._policy.backward(policy_loss(self._policy.forward(x)))
+
+        def learn_value() -> None:
+            value.backward(value_loss(value.forward(x)[0])[None])
+
+        if self.threads < 2:
+            learn_policy()
+            learn_value()
+            return
+        began = time.perf_counter()
+        in_two = self._pace.choose()
+        if not in_two:
+            learn_policy()
+            learn_value()
+        else:
+            if self._twin is None:
+                self._twin = Twin()
+            self._twin.both(learn_policy, learn_value)
+        self._pace.took(time.perf_counter() - began)
+
+
+class Pace:
+    """One thread or two: whichever is faster here and now. The other is tried again from time to time, because a busy
+    neighbour turns the answer round. The results are the same, bit for bit.
+    """
+
+    ROUND, TRIES = 1024, 8
+
+    def __init__(self) -> None:
+        self._recent = ([math.inf] * self.TRIES, [math.inf] * self.TRIES)  # seconds in one thread, in two
+        self._calls = 0
+        self._in_two = self._best = False
+
+    def choose(self) -> bool:
+        turn = self._calls % self.ROUND
+        if turn == 2 * self.TRIES:
+            one, two = (sorted(seconds)[self.TRIES // 2] for seconds in self._recent)
+            self._best = two < one
+        self._in_two = turn % 2 == 1 if turn < 2 * self.TRIES else self._best
+        self._calls += 1
+        return self._in_two
+
+    def took(self, seconds: float) -> None:
+        self._recent[self._in_two][(self._calls // 2) % self.TRIES] = seconds
 
 
 class Twin:
@@ -207,7 +245,8 @@ class Twin:
         while True:
             self._go.acquire()
             try:
-                self._work()
+                with np.errstate(all="ignore"):  # numpy keeps this per thread; the loop reports what is not finite
+                    self._work()
             except BaseException as error:  # it is raised again in `both`
                 self._error = error
             self._done.release()

@@ -74,8 +74,12 @@ class CategoricalHead(Head):
         self._entropies: list[Floats] = []
         log_probs = []
         for chosen, part in zip(self._chosen, self._parts, strict=True):
-            log_p = _log_softmax(out[part], into=self._log_p[part])
-            p = np.exp(log_p, out=self._p[part])
+            logits, p, log_p = out[part], self._p[part], self._log_p[part]
+            np.subtract(logits, np.maximum.reduce(logits, axis=0), out=log_p)
+            np.exp(log_p, out=p)
+            total = np.add.reduce(p, axis=0)
+            np.divide(p, total, out=p)
+            np.subtract(log_p, np.log(total), out=log_p)
             self._entropies.append(-np.add.reduce(p * log_p, axis=0))
             log_probs.append(log_p[chosen])
         return sum(log_probs[1:], log_probs[0]), sum(self._entropies[1:], self._entropies[0])
@@ -137,9 +141,3 @@ def make_head(action: ActionCodec, log_std: Floats, d_log_std: Floats) -> Head:
     if action.is_continuous:
         return GaussianHead(log_std, d_log_std, squash=action.squash)
     return CategoricalHead(action.nvec)
-
-
-def _log_softmax(out: Floats, *, into: Floats) -> Floats:
-    shifted: Floats = np.subtract(out, np.maximum.reduce(out, axis=0), out=into)
-    shifted -= np.log(np.add.reduce(np.exp(shifted), axis=0))
-    return shifted

@@ -13,6 +13,7 @@ from paceline.rollout.collector import Vector
 from paceline.spaces import Array
 
 MAX_EVAL_ENVS = 32
+EVAL_WORKER = 1_000_000  # seeds evaluation apart from every worker
 MAX_EPISODE_STEPS = 100_000  # an episode that never ends is cut here
 
 

@@ -49,8 +49,9 @@ METRICS: dict[str, Metric] = {
     "length_std": Metric("Steps of an episode, standard deviation over the last 100", "rollout"),
     "length_min": Metric("Steps of an episode, least of the last 100", "rollout"),
     "length_max": Metric("Steps of an episode, greatest of the last 100", "rollout"),
-    "policy_loss": Metric("Loss of the policy, mean over the iteration's optimizer steps", "train"),
-    "value_loss": Metric("Loss of the value, mean over the iteration's optimizer steps", "train"),
+    # The losses and what is measured with them are means over the last pass over the rollout.
+    "policy_loss": Metric("Loss of the policy in the last pass over the rollout", "train"),
+    "value_loss": Metric("Loss of the value in the last pass over the rollout", "train"),
     "entropy": Metric("Entropy of the policy", "train"),
     "total_loss": Metric("Weighted sum of the losses: what is minimised", "train"),
     "approx_kl": Metric("How far the update moved the policy (estimated KL divergence)", "train"),
@@ -60,7 +61,6 @@ METRICS: dict[str, Metric] = {
     "learning_rate": Metric("Step size of the optimizer", "train"),
     "clip": Metric("How far the probability ratio may move from 1", "train"),
     "epochs_done": Metric("Passes over the rollout before the KL limit, if any, ended them", "train"),
-    "advantage_mean": Metric("Advantage before it is normalised, mean of the rollout", "train"),
     "value_mean": Metric("Value at collection, mean of the rollout", "train"),
     **_times(
         start="before the first iteration",
@@ -69,8 +69,8 @@ METRICS: dict[str, Metric] = {
         learn="learning",
         sync="exchanging gradients or weights",
         eval="evaluating",
-        save="writing checkpoints and metrics",
-        idle="waiting",
+        save="writing checkpoints",
+        idle="the rest: logging, waiting",
     ),
     "memory_bytes": Metric("Memory of all processes of the run", "system", True),
     "cpu_percent": Metric("CPU use of all processes of the run; 100 is one core", "system", True),
@@ -90,8 +90,13 @@ EVAL_METRICS: dict[str, Metric] = {
     "return_ci_low": Metric("Return, lower end of the 95 % interval of the mean", "eval"),
     "return_ci_high": Metric("Return, upper end of the 95 % interval of the mean", "eval"),
     "length_mean": Metric("Steps of an episode, mean", "eval"),
-    "checkpoint": Metric("The checkpoint that was evaluated", ""),
-    "wall_seconds": Metric("How long the evaluation took", "", True),
+    "length_std": Metric("Steps of an episode, standard deviation", "eval"),
+    "length_min": Metric("Steps of an episode, least", "eval"),
+    "length_max": Metric("Steps of an episode, greatest", "eval"),
+    "eval_seconds": Metric("How long the evaluation took", "", True),
+    "kind": Metric("By `paceline evaluate` only: deterministic, stochastic or random actions", ""),
+    "checkpoint": Metric("By `paceline evaluate` only: the checkpoint that played", ""),
+    "seed": Metric("By `paceline evaluate` only: of the episodes", ""),
 }
 
 _encode = json.JSONEncoder(allow_nan=False).encode
