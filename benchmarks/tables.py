@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
+import numpy as np
 from measuring import Record
+
+SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Row:
     limit: float = math.nan
     digits: int = 1
     floor_seconds: float | None = None
+    by_chance: bool = False
+    """The measure is mostly the luck of the seed: a worse median fails only if a permutation test shows it is worse."""
     problems: list[str] = field(default_factory=list)
     """What makes the comparison void: less work done than agreed."""
 
@@ -41,11 +46,22 @@ class Row:
         return min(self._ratio(peer, ours) for peer, ours in zip(self.peer, self.ours, strict=True))
 
     @property
+    def p_worse(self) -> float:
+        """How often a random relabelling of all runs makes ours at least as much worse as it was, by mean rank."""
+        both = np.argsort(np.argsort([*self.peer, *self.ours])).astype(float)
+        if self.better == "higher":
+            both = -both
+        n, rng = len(self.peer), np.random.default_rng(0)
+        seen = both[n:].mean() - both[:n].mean()
+        shuffled = np.array([rng.permutation(both) for _ in range(10_000)])
+        return float((shuffled[:, n:].mean(axis=1) - shuffled[:, :n].mean(axis=1) >= seen).mean())
+
+    @property
     def passed(self) -> bool:
         if self.problems:
             return False
         if self.peer:
-            return self.ratio >= self.factor
+            return self.ratio >= self.factor or (self.by_chance and self.p_worse > SIGNIFICANT)
         return max(self.ours) < self.limit if self.better == "lower" else min(self.ours) > self.limit
 
     @property
@@ -64,6 +80,7 @@ class Row:
             "worst_ratio": finite([self.worst_ratio])[0] if self.peer else None,
             "bar": self.bar,
             "floor_seconds": self.floor_seconds,
+            "p_worse": self.p_worse if self.by_chance else None,
             "passed": self.passed,
             "problems": self.problems,
         }
@@ -103,7 +120,9 @@ def bars_table(rows: list[Row]) -> str:
             f"{row.ratio:.2f}× ({row.worst_ratio:.2f}×)" if row.peer else "–",
             row.bar,
             "–" if row.floor_seconds is None else f"{row.floor_seconds:.2f}",
-            "pass" if row.passed else "**FAIL**" + "".join(f"; {problem}" for problem in row.problems),
+            ("pass" if row.passed else "**FAIL**")
+            + (f" (p = {row.p_worse:.2f} for no difference)" if row.by_chance else "")
+            + "".join(f"; {problem}" for problem in row.problems),
         ]
         for row in rows
     ]
