@@ -63,7 +63,7 @@ class Plain:
 
     @property
     def parameters(self) -> list[Tensor]:
-        return [*self.net.parameters(), self.log_std]
+        return [self.log_std, *self.net.parameters()]
 
 
 class Lab:
@@ -137,7 +137,7 @@ class Lab:
     def plain(self, policy: Policy) -> Plain:
         net = copy.deepcopy(policy.net)
         dtype = torch.float32 if policy.observation.images else torch.float64
-        log_std = policy.parameters[policy.parameters.numel() - policy.action.dim :].clone()
+        log_std = policy.parameters[: policy.action.dim].clone()
         return Plain(net.to(dtype), log_std.to(dtype).requires_grad_(), dtype)
 
     def evaluate(self, plain: Plain, policy: Policy, obs: Any, action: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,18 +157,17 @@ class Lab:
 
     def assert_gradient(self, policy: Policy, expected: Any) -> None:
         """Each parameter's, against one of `Plain.parameters`; None is none."""
-        gradients = [p.grad for p in policy.net.parameters()]
-        gradients.append(policy.gradient[policy.gradient.numel() - policy.action.dim :])
+        gradients = [policy.gradient[: policy.action.dim], *(p.grad for p in policy.net.parameters())]
         scale = max(float(g.abs().max()) for g in expected if g is not None and g.numel())
-        names = [*dict(policy.net.named_parameters()), "log_std"]
+        names = ["log_std", *dict(policy.net.named_parameters())]
         for name, ours, theirs in zip(names, gradients, expected, strict=True):
             assert ours is not None
             wanted = np.zeros(ours.shape) if theirs is None else theirs.detach().numpy()
             np.testing.assert_allclose(ours.numpy(), wanted, rtol=1e-3, atol=2e-5 * scale, err_msg=name)
 
     def assert_weights(self, policy: Policy, plain: Plain, *, atol: float) -> None:
-        ours = [*policy.net.parameters(), policy.parameters[policy.parameters.numel() - policy.action.dim :]]
-        names = [*dict(policy.net.named_parameters()), "log_std"]
+        ours = [policy.parameters[: policy.action.dim], *policy.net.parameters()]
+        names = ["log_std", *dict(policy.net.named_parameters())]
         for name, mine, theirs in zip(names, ours, plain.parameters, strict=True):
             np.testing.assert_allclose(mine.detach(), theirs.detach(), rtol=1e-4, atol=atol, err_msg=name)
 

@@ -395,3 +395,39 @@ def test_weights_go_out_and_in_as_one_flat_tensor(lab: Any) -> None:
     one, other = make(lab.policy(seed=1)), make(lab.policy(seed=2))
     other.load_weights(one.weights())
     assert torch.equal(one.weights(), other.weights()) and one.weights() is not other.weights()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("action", ["discrete", "gaussian"])
+@pytest.mark.parametrize("minibatch", [25, 1000])
+def test_two_towers_that_nothing_joins_learn_the_same_apart(
+    lab: Any, action: str, threads: int, minibatch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tower through all passes by itself, at once in two threads: bit for bit what they learn step by step."""
+    results = []
+    for apart in (True, False):
+        policy = lab.policy("mlp", action)
+        policy.fast.threads = threads
+        options: dict[str, Any] = {"epochs": 3, "minibatch_size": minibatch, "entropy_coef": 0.01, "value_clip": 0.2}
+        algorithm = make(policy, seed=5, max_grad_norm=0.0, **options)
+        assert algorithm._towers_are_apart()
+        if not apart:
+            monkeypatch.setattr(algorithm, "_towers_are_apart", lambda: False)
+        metrics = [algorithm.update(lab.batch(policy), 1.0) for _ in range(2)]
+        results.append((policy.parameters.clone(), algorithm.optimizer_steps, metrics, algorithm.state()))
+    (weights, steps, metrics, state), (same_weights, same_steps, same_metrics, same_state) = results
+    assert torch.equal(weights, same_weights) and steps == same_steps
+    for name in ("first", "second", "step"):
+        assert np.array_equal(state["optimizer"][name], same_state["optimizer"][name])
+    for one, other in zip(metrics, same_metrics, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+@pytest.mark.parametrize("hyper", [{"max_grad_norm": 0.5}, {"max_grad_norm": 0.0, "target_kl": 0.1}])
+def test_what_joins_two_towers(lab: Any, hyper: dict[str, float]) -> None:
+    assert not make(lab.policy("mlp", "discrete"), **hyper)._towers_are_apart()
+
+
+@pytest.mark.parametrize("net", ["shared", "cnn", "own"])
+def test_one_network_is_not_apart(lab: Any, net: str) -> None:
+    assert not make(lab.policy(net, "discrete"), max_grad_norm=0.0)._towers_are_apart()

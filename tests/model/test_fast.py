@@ -178,7 +178,7 @@ def test_a_policy_of_every_action_space(space: Any, shared: bool, hidden: list[i
     d_log_prob, d_value = (rng.normal(size=21).astype(np.float32) for _ in range(2))
 
     exact = copy.deepcopy(policy.net).double()
-    log_std = policy.parameters[policy.parameters.numel() - action.dim :].double().clone().requires_grad_()
+    log_std = policy.parameters[: action.dim].double().clone().requires_grad_()
     out, value = exact(torch.from_numpy(x).double())
     if action.is_continuous:
         normal: Any = torch.distributions.Normal(out, log_std.exp())
@@ -192,7 +192,7 @@ def test_a_policy_of_every_action_space(space: Any, shared: bool, hidden: list[i
         - 0.2 * entropy.sum()
         + (value @ torch.from_numpy(d_value).double())
     )
-    wanted = torch.autograd.grad(loss, [*exact.parameters(), log_std], allow_unused=True)
+    wanted = torch.autograd.grad(loss, [log_std, *exact.parameters()], allow_unused=True)
     expected = torch.cat([g.ravel() for g in wanted if g is not None])
 
     policy.gradient.fill_(77.0)

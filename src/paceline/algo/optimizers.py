@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,24 +22,36 @@ def clip_norm_(gradient: Tensor, longest: float) -> float:
 
 
 class Adam:
-    """Torch's fused Adam kernel, called directly: on a small network its Optimizer class costs more than the step."""
+    """Torch's fused Adam kernel, called directly: on a small network its Optimizer class costs more than the step.
 
-    def __init__(self, parameters: Tensor, gradient: Tensor, *, eps: float = 1e-5) -> None:
+    `parts`: slices of the flat buffer that can be stepped one by one.
+    """
+
+    def __init__(
+        self, parameters: Tensor, gradient: Tensor, *, eps: float = 1e-5, parts: Sequence[slice] = (slice(None),)
+    ) -> None:
         self._eps = eps
-        self._parameters, self._gradient = [parameters], [gradient]
-        self._first, self._second = [torch.zeros_like(parameters)], [torch.zeros_like(parameters)]
-        self._step = [torch.zeros(())]
-        self._step_numpy = self._step[0].numpy()
+        self._first, self._second = torch.zeros_like(parameters), torch.zeros_like(parameters)
+        self._steps = torch.zeros(len(parts))
+        self._steps_numpy = self._steps.numpy()
+        buffers = (parameters, gradient, self._first, self._second)
+        self._parts = [[[b[part]] for b in buffers] for part in parts]
 
     def step(self, learning_rate: float) -> None:
-        self._step_numpy += 1
+        for part in range(len(self._parts)):
+            self.step_part(part, learning_rate)
+
+    def step_part(self, part: int, learning_rate: float) -> None:
+        """Step one part; an optimizer step is over when each had its turn."""
+        self._steps_numpy[part] += 1
+        parameters, gradient, first, second = self._parts[part]
         torch._fused_adam_(
-            self._parameters,
-            self._gradient,
-            self._first,
-            self._second,
+            parameters,
+            gradient,
+            first,
+            second,
             [],
-            self._step,
+            [self._steps[part]],
             lr=learning_rate,
             beta1=0.9,
             beta2=0.999,
@@ -49,10 +62,10 @@ class Adam:
         )
 
     def state(self) -> dict[str, NDArray[Any]]:
-        return {"first": self._first[0].numpy(), "second": self._second[0].numpy(), "step": self._step[0].numpy()}
+        return {"first": self._first.numpy(), "second": self._second.numpy(), "step": self._steps[0].numpy()}
 
     def load(self, state: dict[str, NDArray[Any]]) -> None:
-        for own, name in ((self._first[0], "first"), (self._second[0], "second"), (self._step[0], "step")):
+        for own, name in ((self._first, "first"), (self._second, "second"), (self._steps, "step")):
             own.copy_(torch.from_numpy(np.array(state[name])))
 
 

@@ -2,8 +2,9 @@
 
 For the small networks of control tasks the time of a step is overhead, not arithmetic. Here a pass is some twenty calls
 of about a microsecond into preallocated arrays; numpy's float32 tanh is also several times faster than torch's, and its
-matrix products are as fast. Any depth, width and activation of `MlpActorCritic`, shared or in two towers; the two are
-learned side by side in two threads where that pays.
+matrix products are as fast. Only in large layers do two of torch's fused kernels save a pass over memory. Any depth,
+width and activation of `MlpActorCritic`, shared or in two towers; the two are learned at once in two threads where that
+pays.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -26,6 +28,7 @@ Loss = Callable[[Floats], Floats]
 
 ONE = np.float32(1.0)
 MAX_WORKSPACES = 512
+LARGE = 24_000  # elements of a layer from which on torch's fused kernels are worth their greater overhead
 MIN_PARALLEL_PRODUCTS = 4_000_000  # multiplications in one tower's forward pass, below which a second thread never pays
 
 
@@ -36,6 +39,8 @@ class Workspace:
     h: list[Floats]  # [B, H] after each hidden layer
     d: list[Floats]  # [B, H] gradients of the same
     slope: list[Floats]  # [B, H] derivatives of the activation
+    h_torch: list[Tensor | None]  # the same as `h` and `d`, for layers that are large
+    d_torch: list[Tensor | None]
     rows: Floats  # [B, K], the last layer before its bias
     out: Floats  # [K, B]
     ones: Floats  # [B]
@@ -48,11 +53,13 @@ class Tower:
         linears = [layer for layer in layers if isinstance(layer, nn.Linear)]
         self._weights: list[Floats] = [layer.weight.detach().numpy() for layer in linears]
         self._biases: list[Floats] = [layer.bias.detach().numpy() for layer in linears]
+        self._torch = [(layer.bias.detach(), layer.weight.detach().t()) for layer in linears]
         self._d_weights = [_grad(layer.weight) for layer in linears]
         self._d_biases = [_grad(layer.bias) for layer in linears]
         self._last_bias = self._biases[-1][:, None]
         self._widths = [len(weight) for weight in self._weights]
         self.products = sum(weight.size for weight in self._weights)
+        self.parameters = self.products + sum(bias.size for bias in self._biases)
         self._activation = activation
         self._storage: list[Floats] = []
         self._most_rows = 0
@@ -62,9 +69,14 @@ class Tower:
         """`x [B, D]` → `[K, B]`: this tower's array, good until the next call."""
         space = self._workspaces.get(len(x)) or self._make_workspace(len(x))
         h = x
-        for weight, bias, after in zip(self._weights, self._biases, space.h, strict=False):
-            np.matmul(h, weight.T, out=after)
-            np.add(after, bias, out=after)
+        for layer, after in enumerate(space.h):
+            after_torch = space.h_torch[layer]
+            if after_torch is not None:
+                bias_torch, weight_torch = self._torch[layer]
+                torch.addmm(bias_torch, torch.from_numpy(h), weight_torch, out=after_torch)
+            else:
+                np.matmul(h, self._weights[layer].T, out=after)
+                np.add(after, self._biases[layer], out=after)
             self._activate(after)
             h = after
         np.matmul(h, self._weights[-1].T, out=space.rows)
@@ -80,13 +92,12 @@ class Tower:
         for layer in range(len(self._weights) - 1, -1, -1):
             np.matmul(d, space.h[layer - 1] if layer else self._x, out=self._d_weights[layer])
             if layer:
-                below, slope = space.d[layer - 1], space.slope[layer - 1]
+                below = space.d[layer - 1]
                 if len(d) == 1:  # an outer product, which matmul leaves to a slow loop
                     np.multiply(d.T, self._weights[layer], out=below)
                 else:
                     np.matmul(d.T, self._weights[layer], out=below)
-                self._slope(space.h[layer - 1], slope)
-                np.multiply(below, slope, out=below)
+                self._activation_backward(space, layer - 1)
                 np.matmul(space.ones, below, out=self._d_biases[layer - 1])
                 d = below.T
 
@@ -98,8 +109,13 @@ class Tower:
         else:
             np.copyto(h, np.expm1(np.minimum(h, 0)), where=h < 0)
 
-    def _slope(self, h: Floats, out: Floats) -> None:
-        """The derivative of the activation, from its value."""
+    def _activation_backward(self, space: Workspace, layer: int) -> None:
+        """The gradient after the activation → before it, in place, from the activation's value."""
+        h_torch, d_torch = space.h_torch[layer], space.d_torch[layer]
+        if self._activation == "tanh" and h_torch is not None and d_torch is not None:
+            torch.ops.aten.tanh_backward.grad_input(d_torch, h_torch, grad_input=d_torch)
+            return
+        h, d, out = space.h[layer], space.d[layer], space.slope[layer]
         if self._activation == "tanh":
             np.multiply(h, h, out=out)
             np.subtract(ONE, out, out=out)
@@ -108,6 +124,7 @@ class Tower:
         else:
             np.minimum(h, 0, out=out)
             np.add(out, ONE, out=out)
+        np.multiply(d, out, out=d)
 
     def _make_workspace(self, rows: int) -> Workspace:
         """Views of the rows asked for. Their number changes with the valid rows of a rollout; the storage is one."""
@@ -122,7 +139,8 @@ class Tower:
         shapes = [*[(rows, n) for n in (*hidden, *hidden, *hidden, outputs)], (outputs, rows), (rows,)]
         views = [s[: math.prod(shape)].reshape(shape) for s, shape in zip(self._storage, shapes, strict=True)]
         n = len(hidden)
-        space = Workspace(views[:n], views[n : 2 * n], views[2 * n : 3 * n], *views[3 * n :])
+        torches = [torch.from_numpy(v) if v.size >= LARGE else None for v in views[: 2 * n]]
+        space = Workspace(views[:n], views[n : 2 * n], views[2 * n : 3 * n], torches[:n], torches[n:], *views[3 * n :])
         self._workspaces[rows] = space
         return space
 
@@ -134,6 +152,21 @@ class FastMlp:
         self._twin: Twin | None = None
         self._pace = Pace()
         self.threads = 1
+
+    @property
+    def towers(self) -> list[Tower]:
+        """That of the policy and that of the value, or the one they share."""
+        return [self._policy] if self._value is None else [self._policy, self._value]
+
+    def apart(self, policy_work: Callable[[], None], value_work: Callable[[], None]) -> None:
+        """Work on each tower, at once where that pays."""
+        if self.threads < 2:
+            policy_work()
+            value_work()
+            return
+        if self._twin is None:
+            self._twin = Twin()
+        self._twin.both(policy_work, value_work)
 
     def pays_in_two_threads(self, rows: int) -> bool:
         return self._value is not None and rows * self._value.products >= MIN_PARALLEL_PRODUCTS

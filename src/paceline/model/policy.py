@@ -37,8 +37,13 @@ class Policy:
         generator = torch.Generator().manual_seed(seed)
         self.net = _make_net(observation, action.num_outputs, config, generator, seed)
         self._log_std = nn.Parameter(torch.full((action.dim,), config.log_std_init))
-        self.parameters, self.gradient = _flatten([*self.net.parameters(), self._log_std])
+        self.parameters, self.gradient = _flatten([self._log_std, *self.net.parameters()])
         self.fast = FastMlp(self.net) if isinstance(self.net, MlpActorCritic) else None
+        self.parts = [slice(0, len(self.parameters))]
+        """Of the flat buffers: those of the policy and of the value, if they have nothing in common."""
+        if self.fast is not None and len(self.fast.towers) == 2:
+            value = len(self.parameters) - self.fast.towers[1].parameters
+            self.parts = [slice(0, value), slice(value, len(self.parameters))]
         assert self._log_std.grad is not None
         self.head: Head = make_head(action, self._log_std.detach().numpy(), self._log_std.grad.numpy())
         self.moments = RunningMoments(observation.size) if normalize_observation else None
