@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, Literal
 
 import numpy as np
+
 from measuring import Record
 
 SIGNIFICANT = 0.05
