@@ -47,10 +47,10 @@ _ZOO = (
     "--set ppo.learning_rate=1e-3 --set ppo.learning_rate_schedule=linear --set ppo.clip=0.2 "
     "--set ppo.clip_schedule=linear --set ppo.gamma=0.98 --set ppo.gae_lambda=0.8 --set model.hidden=[64,64]"
 )
-# RLlib's defaults where the job names nothing: no gradient clipping, weight 1 for the value. 255 slots an environment,
-# not 250: the slot after an episode is its reset, and ten iterations are to hold 40,000 true steps.
+# RLlib's defaults where the job names nothing: no gradient clipping, weight 1 for the value. 1028 slots an environment,
+# not 1000: the slot after an episode is its reset, and ten iterations are to hold 40,000 true steps.
 _GRID5000 = (
-    "--envs-per-worker 16 --set ppo.rollout_steps=255 --set ppo.epochs=30 --set ppo.minibatch_size=128 "
+    "--envs-per-worker 4 --set ppo.rollout_steps=1028 --set ppo.epochs=30 --set ppo.minibatch_size=128 "
     "--set ppo.learning_rate=3e-4 --set ppo.gamma=0.99 --set ppo.gae_lambda=1.0 --set ppo.clip=0.3 "
     "--set ppo.max_grad_norm=0 --set ppo.value_coef=1.0 "
     "--set model.hidden=[256,256] --set model.activation=tanh --set model.shared=false"
