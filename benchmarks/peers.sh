@@ -1,19 +1,10 @@
 #!/bin/sh
-# Puts the peers (requirements.txt) into benchmarks/.venv, away from the project's own environment. PYTHON chooses the
-# interpreter; peers and project are best measured on the same one. A second call only checks the versions.
+# Makes the peers' own environment, benchmarks/.venv, from pinned versions. Does nothing where it is already there.
+# PYTHON chooses the interpreter.
 set -eu
 cd "$(dirname "$0")"
-if [ -z "${PYTHON:-}" ]; then
-    PYTHON=../.venv/bin/python
-    [ -x "$PYTHON" ] || PYTHON=python3
+if [ -x .venv/bin/python ] && .venv/bin/python -c 'import ray, stable_baselines3, torch' 2>/dev/null; then
+    exit 0
 fi
-[ -x .venv/bin/python ] || "$PYTHON" -m venv .venv
-# On Linux the usual torch brings several GB of GPU libraries; TORCH_INDEX names a package index with the CPU build.
-if [ -n "${TORCH_INDEX:-}" ]; then
-    .venv/bin/python -m pip install --quiet --index-url "$TORCH_INDEX" "$(grep '^torch==' requirements.txt)"
-fi
-.venv/bin/python -m pip install --quiet -r requirements.txt
-.venv/bin/python -c "
-import gymnasium, ray, stable_baselines3, torch
-print('peers ready: torch', torch.__version__, '| stable-baselines3', stable_baselines3.__version__,
-      '| ray', ray.__version__, '| gymnasium', gymnasium.__version__)"
+"${PYTHON:-python3}" -m venv .venv
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt

@@ -167,7 +167,7 @@ class _Events:
         self._writer = RecordWriter(path.open("wb"))
         self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
         if purge_from is not None:
-            # A session that starts at a step tells TensorBoard to forget what earlier files say from that step on.
+            # A log that starts at a step tells TensorBoard to forget what earlier files say from that step on.
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._write(event_pb2.Event(wall_time=time.time(), step=purge_from, session_log=start))
         self._writer.flush()
