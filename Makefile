@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint test-learning bench-setup bench clean
+.PHONY: help setup train test lint test-learning test-cluster bench-setup bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -38,6 +38,11 @@ test: setup lint  ## the tests, in a few minutes
 
 test-learning: setup  ## every published score, over several seeds; ten minutes
 	$(BIN)/python -m pytest -m learning tests/learning
+
+test-cluster: setup  ## Ray over two hosts made on this machine, as root; a minute
+	@[ "$$(id -u)" = 0 ] || { echo "make test-cluster makes hosts out of namespaces: run it as root"; exit 1; }
+	@command -v ip >/dev/null || { echo "make test-cluster needs ip: apt-get install iproute2"; exit 1; }
+	$(BIN)/python -m pytest -m cluster tests/cluster
 
 bench-setup:  ## make the peers' environment
 	sh benchmarks/peers.sh

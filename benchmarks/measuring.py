@@ -134,6 +134,8 @@ def read_run(directory: Path) -> Record:
         "threads": summary["threads"],
         "time_split": split,
         "peak_memory_bytes": summary["peak_memory_bytes"],
+        "worker_memory_bytes": summary.get("worker_memory_bytes"),
+        "verdict": summary["verdict"],
         "learning_flop": steps * config["ppo"]["epochs"] * flop_per_row(config["model"]["hidden"]),
     }
 
@@ -148,10 +150,11 @@ def help_seconds() -> float:
     return time.perf_counter() - started
 
 
-def first_iteration_seconds(runs: Path) -> float:
+def first_iteration_seconds(runs: Path, *more: str) -> float:
     """From starting the command to the first row of metrics.jsonl."""
     name = f"first-{time.time_ns()}"
     argv = [str(OURS), "train", "--env", "CartPole-v1", "--iterations", "3", "--out", str(runs), "--name", name]
+    argv += more
     metrics = runs / name / "metrics.jsonl"
     started = time.perf_counter()
     with tempfile.TemporaryFile("w+") as output, _running(argv, output.fileno(), subprocess.STDOUT) as process:

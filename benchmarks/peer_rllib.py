@@ -24,7 +24,7 @@ PARAMETERS = 134_915  # two towers 4-256-256, a head of 2 and one of 1
 STEPS_PER_ITERATION = 4000
 
 
-def settings(seed: int, returns_file: Path) -> Any:
+def settings(seed: int, env_runners: int, returns_file: Path) -> Any:
     from ray.rllib.algorithms.ppo import PPOConfig  # type: ignore[import-not-found, unused-ignore]
     from ray.rllib.core.rl_module.default_model_config import (  # type: ignore[import-not-found, unused-ignore]
         DefaultModelConfig,
@@ -39,7 +39,7 @@ def settings(seed: int, returns_file: Path) -> Any:
     return (
         PPOConfig()
         .environment("CartPole-v1")
-        .env_runners(num_env_runners=1)
+        .env_runners(num_env_runners=env_runners)
         .learners(num_learners=0)  # in this process, the default: no copies between learner and driver
         .rl_module(
             model_config=DefaultModelConfig(fcnet_hiddens=[256, 256], fcnet_activation="tanh", vf_share_layers=False)
@@ -58,7 +58,7 @@ def settings(seed: int, returns_file: Path) -> Any:
     )
 
 
-def run(seed: int, iterations: int, threads: int, home: Path) -> dict[str, Any]:
+def run(seed: int, iterations: int, env_runners: int, threads: int, home: Path) -> dict[str, Any]:
     import ray  # type: ignore[import-not-found, unused-ignore]
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -72,7 +72,7 @@ def run(seed: int, iterations: int, threads: int, home: Path) -> dict[str, Any]:
         optimizer_steps += 1
 
     ray.init(
-        num_cpus=max(2, len(os.sched_getaffinity(0))),
+        num_cpus=max(1 + env_runners, len(os.sched_getaffinity(0))),
         include_dashboard=False,
         configure_logging=False,
         log_to_driver=False,
@@ -83,7 +83,7 @@ def run(seed: int, iterations: int, threads: int, home: Path) -> dict[str, Any]:
     algorithm = None
     try:
         returns_file = home / "returns.txt"
-        algorithm = settings(seed, returns_file).build_algo()
+        algorithm = settings(seed, env_runners, returns_file).build_algo()
         module = algorithm.learner_group._learner.module["default_policy"]
         parameters = sum(p.numel() for p in module.parameters())
         if parameters != PARAMETERS:
@@ -126,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The Grid'5000 job on RLlib; prints one JSON line.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--env-runners", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="of the learner; 0 leaves it to torch")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` below takes Ray and its files away
@@ -144,7 +145,7 @@ def main() -> None:
     try:
         # RLlib prints to stdout; the JSON line is to be alone there.
         with contextlib.redirect_stdout(sys.stderr):
-            report = run(options.seed, options.iterations, options.threads, home)
+            report = run(options.seed, options.iterations, options.env_runners, options.threads, home)
     finally:
         shutil.rmtree(home, ignore_errors=True)
     print(json.dumps(report))

@@ -244,10 +244,20 @@ def _git_commit() -> str:
     return f"{commit}, with changes" if git("status", "--porcelain") else commit
 
 
-def write_results(bench: Bench, rows: list[Row], facts: dict[str, Any]) -> Path:
+def facts_of(command: str, here: dict[str, Any], libraries: dict[str, dict[str, str]]) -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": " ".join([command, *sys.argv[1:]]),
+        "commit": _git_commit(),
+        "machine": here,
+        "versions": libraries,
+    }
+
+
+def write_results(bench: Bench, rows: list[Row], facts: dict[str, Any], name: str) -> Path:
     results = HERE / "results"
     results.mkdir(exist_ok=True)
-    path = results / ("quick.md" if bench.quick else "latest.md")
+    path = results / f"{name}.md"
     libraries = [", ".join(f"{name} {number}" for name, number in side.items()) for side in facts["versions"].values()]
     here, nl = facts["machine"], "\n"
     path.write_text(
@@ -296,13 +306,7 @@ def main() -> int:
     for path, target in ((OURS, "setup"), (PEERS_PYTHON, "bench-setup")):
         if not path.exists():
             parser.error(f"{shown([str(path)])} is missing; run `make {target}` first")
-    facts = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": " ".join(["benchmarks/run.py", *sys.argv[1:]]),
-        "commit": _git_commit(),
-        "machine": machine(),
-        "versions": versions(),
-    }
+    facts = facts_of("benchmarks/run.py", machine(), versions())
     rows: list[Row] = []
     failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as runs:
@@ -313,7 +317,7 @@ def main() -> int:
             except BenchError as error:  # the other bars are still worth knowing
                 failures.append(f"{name} was not measured: {error}")
                 say(failures[-1])
-    path = write_results(bench, rows, {**facts, "failures": failures})
+    path = write_results(bench, rows, {**facts, "failures": failures}, "quick" if bench.quick else "latest")
     print(bars_table(rows))
     print(f"\nWritten to {path.relative_to(ROOT)} and {path.with_suffix('.json').name}.")
     return int(bool(failures) or not all(row.passed for row in rows))

@@ -59,8 +59,8 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def run(*arguments: object, **options: Any) -> subprocess.Popen[str]:
         words = [str(COMMAND), *(str(word) for word in arguments)]
-        pipe = subprocess.PIPE
-        processes.append(subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, **options))
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+        processes.append(subprocess.Popen(words, **options))
         return processes[-1]
 
     yield run

@@ -14,7 +14,8 @@ from typing import Any
 
 from paceline.agent import Agent
 from paceline.config import RunConfig, UserError
-from paceline.engine.local import LocalEngine
+from paceline.engine import make_engine
+from paceline.engine.base import Engine
 from paceline.engine.loop import Loop, Outcome
 from paceline.plugins import absolute
 from paceline.resolve import merge, read_file, resolve_tree, tidy, to_tree, to_yaml, validate
@@ -88,11 +89,11 @@ def _begin(
     config: RunConfig, preset: str | None, init_from: str | Path | None, *, reuse: bool, quiet: bool, began: float
 ) -> Run:
     _check_metric(config)
-    engine = LocalEngine(config)  # first: what is wrong with the input shows before anything is written
+    engine = make_engine(config)  # first: what is wrong with the input shows before anything is written
     try:
         if init_from is not None:
             source = Agent(checkpoint.find(Path(init_from)))
-            engine.policy.load(source.policy.state())
+            engine.load_policy(source.policy.state())
         engine.start()
         directory = RunDirectory.create(config.out, config.name, config.algo, config.env.id, reuse=reuse)
         with _locked(directory):
@@ -125,7 +126,7 @@ def _continue(directory: RunDirectory, which: str, given: Mapping[str, Any], *, 
     with _locked(directory):
         arrays, content = checkpoint.load(checkpoint.find(directory.path, which))
         state = unpack(arrays, {key: content[key] for key in ("engine", "loop")})
-        engine = LocalEngine(config, resumes=state["loop"]["resumes"] + 1)
+        engine = make_engine(config, resumes=state["loop"]["resumes"] + 1)
         try:
             write_text(directory.config_path, to_yaml(config))
             lines = [f"run        {directory.path}", *engine.describe()]
@@ -145,7 +146,7 @@ def _locked(directory: RunDirectory) -> Iterator[None]:
 
 def _train(
     config: RunConfig,
-    engine: LocalEngine,
+    engine: Engine,
     directory: RunDirectory,
     lines: list[str],
     state: dict[str, Any] | None,
@@ -155,6 +156,7 @@ def _train(
 ) -> Run:
     console = make_console(quiet, total_steps=config.stop.total_steps)
     try:
+        engine.log_to(directory.logs_path)
         loop = Loop(config, engine, directory, console, began)
         if state is not None:
             exact = loop.restore(state)
@@ -174,7 +176,8 @@ def _closing(loop: Loop, outcome: Outcome) -> list[str]:
     rate = summary["steps_per_second"] or 0.0
     lines = [
         f"{outcome.status}: {outcome.reason}; {summary['env_steps']:,} steps in {summary['train_seconds']:.2f} s "
-        f"({rate:,.0f} steps/s), {summary['optimizer_steps']:,} optimizer steps"
+        f"({rate:,.0f} steps/s), {summary['optimizer_steps']:,} optimizer steps",
+        f"verdict    {summary['verdict']}",
     ]
     if outcome.status == "stopped":
         lines.append(f"continue   paceline train --resume {shlex.quote(str(outcome.path))}")

@@ -14,15 +14,18 @@ FAILED, BAD_INPUT = 1, 2
 
 # Flag → key of the config. Everything else is set by --set KEY=VALUE or in a file.
 TRAIN_FLAGS: dict[str, tuple[str, str]] = {
-    "--algo": ("algo", "ppo, a2c"),
+    "--algo": ("algo", "ppo, a2c, a3c, impala"),
     "--env": ("env.id", "Gymnasium id, package.module:EnvId or path/to/file.py:ClassName"),
     "--total-steps": ("stop.total_steps", "stop after this many environment steps (100000, 100k, 1M)"),
     "--iterations": ("stop.iterations", "stop after this many iterations"),
     "--max-time": ("stop.max_time", "stop after this long (90s, 30m, 1h30m, 01:30:00)"),
     "--stop-return": ("stop.return_mean", "stop when the mean return is reached and confirmed by evaluation"),
-    "--workers": ("engine.workers", "processes that collect and learn (this engine: 1)"),
+    "--workers": (
+        "engine.workers",
+        "PPO, A2C: processes that collect and learn; A3C, IMPALA: actors beside the learner",
+    ),
     "--envs-per-worker": ("env.envs_per_worker", "environments stepped together"),
-    "--engine": ("engine.name", "auto, local"),
+    "--engine": ("engine.name", "auto, local, ray"),
     "--device": ("engine.device", "auto, cpu"),
     "--threads": ("engine.threads", "threads for the arithmetic; 0 chooses"),
     "--seed": ("seed", "the same seed gives the same run"),

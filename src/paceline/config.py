@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-AlgorithmName = Literal["ppo", "a2c"]
+AlgorithmName = Literal["ppo", "a2c", "a3c", "impala"]
 ALGORITHM_NAMES: tuple[str, ...] = get_args(AlgorithmName)
 DEFAULT_TOTAL_STEPS = 1_000_000
 
@@ -89,11 +89,12 @@ class EnvConfig(Section):
     vector: Literal["auto", "sync", "async"] = "auto"
     """`sync`: in this process; `async`: in several; `auto`: the env's own vector env if it has one, else `sync`."""
     envs_per_worker: Positive = 8
-    """Environments stepped together by one worker."""
+    """Environments stepped together by one worker; of PPO and A2C with `engine.scaling=strong`, by all together."""
     processes: Annotated[Count, Field(ge=0)] = 0
     """Processes of `vector=async`; 0 means one per core we own, at most one per environment."""
     step_timeout_seconds: Seconds = 60.0
-    """With `vector=async`, the longest that one step or reset may take before the run ends with an error."""
+    """The longest that one step or reset may take: then `vector=async` ends with an error, and a worker on Ray is
+    given up and replaced."""
     max_episode_steps: Positive | None = None
     """Truncate episodes at this length instead of the registered one."""
     frame_stack: Positive = 1
@@ -141,8 +142,8 @@ class ModelConfig(Section):
         return self
 
 
-class OnPolicyConfig(Section):
-    """What PPO and A2C have in common."""
+class ActorCriticConfig(Section):
+    """What all algorithms here have in common."""
 
     rollout_steps: Positive
     """Steps of each environment between updates."""
@@ -152,8 +153,6 @@ class OnPolicyConfig(Section):
     """`linear` takes it to zero over the budget."""
     gamma: Fraction = 0.99
     """Discount per step."""
-    gae_lambda: Fraction
-    """0 bootstraps after one step, 1 sums to the end of the rollout."""
     normalize_advantage: bool
     """Shift and scale the advantages of a rollout to mean 0, deviation 1."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
@@ -162,6 +161,11 @@ class OnPolicyConfig(Section):
     """Weight of the squared error of the value."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 0.5
     """Longest gradient; longer ones are scaled down. 0 turns it off."""
+
+
+class OnPolicyConfig(ActorCriticConfig):
+    gae_lambda: Fraction
+    """0 bootstraps after one step, 1 sums to the end of the rollout."""
 
 
 class PPOConfig(OnPolicyConfig):
@@ -198,6 +202,38 @@ class A2CConfig(OnPolicyConfig):
     """Shift and scale the advantages of a rollout to mean 0, deviation 1."""
     optimizer: Literal["rmsprop", "adam"] = "rmsprop"
     """RMSprop as in the A3C paper, or Adam."""
+
+
+class A3CConfig(A2CConfig):
+    statistics: Literal["shared", "worker"] = "shared"
+    """The optimizer's running statistics: one set for the gradients of all workers, or one for each worker's."""
+
+
+class ImpalaConfig(ActorCriticConfig):
+    rollout_steps: Positive = 20
+    """Steps of each environment in one rollout, which an actor sends to the learner."""
+    batch_size: Positive = 512
+    """Rows of one update: as many whole rollouts as reach it."""
+    learning_rate: Annotated[float, Field(gt=0)] = 6e-4
+    """Step size of the optimizer."""
+    optimizer: Literal["rmsprop", "adam"] = "adam"
+    """Adam, or RMSprop as in the paper."""
+    normalize_advantage: bool = False
+    """Shift and scale the advantages of a batch to mean 0, deviation 1."""
+    trace_lambda: Fraction = 1.0
+    """Decay of V-trace's traces; 1 in the paper."""
+    clip_rho: Annotated[float, Field(gt=0)] = 1.0
+    """Largest importance weight in V-trace's temporal differences: decides which policy's values are learned."""
+    clip_c: Annotated[float, Field(gt=0)] = 1.0
+    """Largest importance weight in V-trace's traces: decides how fast they are learned."""
+    clip_pg_rho: Annotated[float, Field(gt=0)] = 1.0
+    """Largest importance weight of the policy gradient."""
+    surrogate_clip: Annotated[float, Field(gt=0)] | None = None
+    """PPO's clipped surrogate instead of the policy gradient (APPO): how far the probability ratio may move from 1."""
+    replay_ratio: Annotated[float, Field(ge=0)] = 0.0
+    """Updates on earlier batches for each one on new data."""
+    replay_batches: Positive = 16
+    """How many earlier batches are kept for that."""
 
 
 class StopConfig(Section):
@@ -256,23 +292,40 @@ class CheckpointConfig(Section):
     """How many to keep, beside `best`."""
 
 
+def parse_auto(value: Any) -> Any:
+    """`auto` → 0, which stands for it."""
+    return 0 if value == "auto" else parse_count(value)
+
+
 class EngineConfig(Section):
-    name: Literal["auto", "local"] = "auto"
-    """Where it runs: `local` is one process."""
-    workers: Positive = 1
-    """Processes that collect and learn; the local engine has one."""
+    name: Literal["auto", "local", "ray"] = "auto"
+    """Where it runs: `local` is one process, `ray` has workers anywhere; `auto` is `ray` for several workers or where
+    RAY_ADDRESS names a cluster."""
+    workers: Annotated[int, BeforeValidator(parse_auto), Field(ge=0)] = 0
+    """PPO, A2C: processes that collect and learn. A3C, IMPALA: actors beside the learner. 0 (or `auto`): one for
+    `local`, one per core that is ours for `ray`."""
+    learners: Positive = 1
+    """IMPALA on `ray`: processes that share each batch and average their gradients."""
     threads: Annotated[Count, Field(ge=0)] = 0
-    """Most threads for the arithmetic; 0 means the cores we own. An MLP uses two at most, one a tower."""
+    """Most threads for the arithmetic of one process; 0 means its share of the cores. An MLP uses two at most."""
     device: Literal["auto", "cpu"] = "auto"
     """Where the network lives."""
-
-    @model_validator(mode="after")
-    def _one_process(self) -> EngineConfig:
-        if self.workers > 1:
-            raise ValueError(
-                f"engine.workers={self.workers}: the local engine is one process; set env.vector=async for more"
-            )
-        return self
+    scaling: Literal["strong", "weak"] = "strong"
+    """PPO, A2C: `strong` keeps the rows of an iteration and of a minibatch, and the workers share them and the
+    environments. `weak` gives each worker as many: all three grow with the workers."""
+    learning_rate_scaling: Literal["none", "sqrt", "linear"] = "none"
+    """With `scaling=weak`, multiply the learning rate by the (root of the) number of workers."""
+    straggler_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """PPO, A2C: once this share of the workers has its rollout, the others stop theirs (at a quarter at the earliest).
+    For slow or uneven environments; 0.6 is usual."""
+    address: str | None = None
+    """A Ray cluster, as host:port; else RAY_ADDRESS, else a Ray of our own on this machine."""
+    dashboard: bool = False
+    """Start Ray's dashboard too, when the Ray is our own."""
+    start_timeout_seconds: Seconds = 180.0
+    """The longest that the workers may take to be ready."""
+    max_restarts: Annotated[Count, Field(ge=0)] = 100
+    """Workers replaced in one run before it gives up."""
 
 
 class RunConfig(Section):
@@ -290,19 +343,40 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     ppo: PPOConfig = PPOConfig()
     a2c: A2CConfig = A2CConfig()
+    a3c: A3CConfig = A3CConfig()
+    impala: ImpalaConfig = ImpalaConfig()
     stop: StopConfig = StopConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
 
     @property
-    def hyper(self) -> OnPolicyConfig:
+    def hyper(self) -> ActorCriticConfig:
         """The section of the chosen algorithm."""
-        section: OnPolicyConfig = getattr(self, self.algo)
+        section: ActorCriticConfig = getattr(self, self.algo)
         return section
 
     @model_validator(mode="after")
     def _combinations(self) -> RunConfig:
         if self.env.processes and self.env.vector != "async":
             raise ValueError(f"env.processes={self.env.processes} needs env.vector=async")
+        engine = self.engine
+        if engine.name == "local" and engine.workers > 1:
+            raise ValueError(
+                f"engine.workers={engine.workers}: the local engine is one process; leave engine.name to `auto`, or "
+                "set env.vector=async to step environments in several"
+            )
+        if engine.learning_rate_scaling != "none" and engine.scaling != "weak":
+            raise ValueError(f"engine.learning_rate_scaling={engine.learning_rate_scaling} needs engine.scaling=weak")
+        synchronous = self.algo in ("ppo", "a2c")
+        if synchronous and engine.scaling == "strong" and engine.workers > self.env.envs_per_worker:
+            raise ValueError(
+                f"engine.workers={engine.workers} cannot share env.envs_per_worker={self.env.envs_per_worker} "
+                "environments: raise that, or give each worker as many with engine.scaling=weak"
+            )
+        if engine.learners > 1 and self.algo != "impala":
+            raise ValueError(f"engine.learners={engine.learners} is for impala; with {self.algo} set engine.workers")
+        for name in ("scaling", "straggler_share") if not synchronous else ():
+            if getattr(engine, name) != EngineConfig.model_fields[name].default:
+                raise ValueError(f"engine.{name} is for ppo and a2c: the workers of {self.algo} wait for nobody")
         return self

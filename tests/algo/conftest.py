@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Normal
 
 from paceline.config import ModelConfig
+from paceline.group import Group
 from paceline.model.policy import Policy
 from paceline.rollout.batch import Batch
 from paceline.spaces import ActionCodec, ObservationCodec
@@ -66,6 +69,57 @@ class Plain:
         return [self.log_std, *self.net.parameters()]
 
 
+class Table:
+    """Where the members of a group in one process, each in a thread, lay down what they have."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size, timeout=20.0)
+        self._laid: list[Any] = [None] * size
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        self._laid[rank] = value
+        self._barrier.wait()
+        laid = list(self._laid)
+        self._barrier.wait()  # before anybody lays down the next
+        return laid
+
+    def leave(self) -> None:
+        self._barrier.abort()
+
+
+class Member(Group):
+    def __init__(self, table: Table, rank: int, size: int) -> None:
+        self.table, self.rank, self.size = table, rank, size
+        self.calls: list[tuple[int, ...]] = []
+
+    def mean_(self, tensor: Tensor) -> Tensor:
+        self.calls.append(tuple(tensor.shape))
+        return tensor.copy_(torch.stack(self.table.exchange(self.rank, tensor.clone())).sum(0) / self.size)
+
+    def gather(self, value: float) -> list[float]:
+        return self.table.exchange(self.rank, value)
+
+
+def together(work: Sequence[Callable[[], Any]], table: Table) -> list[Any]:
+    """One thread each; the first error of any ends the waiting of all."""
+
+    def guarded(own: Callable[[], Any]) -> Any:
+        try:
+            return own()
+        except BaseException:
+            table.leave()
+            raise
+
+    with ThreadPoolExecutor(len(work)) as pool:
+        futures = [pool.submit(guarded, own) for own in work]
+    errors = [f.exception() for f in futures if f.exception() is not None]
+    broken = [e for e in errors if not isinstance(e, threading.BrokenBarrierError)]
+    for error in broken or errors:
+        assert error is not None
+        raise error
+    return [f.result() for f in futures]
+
+
 class Lab:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -109,6 +163,20 @@ class Lab:
             batch.discounted[t] = rng.normal(size=num_envs)
         batch.value[steps] = policy.value(batch.obs[steps])
         return batch
+
+    def split(self, batch: Batch, envs: Sequence[int]) -> list[Batch]:
+        """One rollout as several, with so many of its environments each."""
+        stops = np.cumsum(envs).tolist()
+        names = ("obs", "action", "logp", "value", "reward", "discounted", "terminated", "truncated", "valid")
+        spans = [slice(stop - n, stop) for n, stop in zip(envs, stops, strict=True)]
+        return [Batch(**{name: getattr(batch, name)[:, span].copy() for name in names}) for span in spans]
+
+    def members(self, size: int) -> tuple[Table, list[Member]]:
+        table = Table(size)
+        return table, [Member(table, rank, size) for rank in range(size)]
+
+    def together(self, work: Sequence[Callable[[], Any]], table: Table) -> list[Any]:
+        return together(work, table)
 
     def advantages(self, batch: Batch, gamma: float, gae_lambda: float, reward: Any = None) -> tuple[Any, Any]:
         """Advantages and targets of the valid rows, NaN elsewhere: one environment and one step at a time, as the

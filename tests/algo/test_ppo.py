@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.algo.base import Rows
-from paceline.algo.ppo import PPO, STATISTICS, equal_parts
+from paceline.algo.ppo import PPO, STATISTICS, Plan
 from paceline.config import PPOConfig
 from paceline.group import Group
 from paceline.model.normalizer import CLIP
@@ -86,7 +86,7 @@ def test_the_gradient_is_that_of_the_loss(
     assert value_clip is None or (wanted["value flat"] and wanted["value far but not flat"])
     expected = torch.autograd.grad(total, plain.parameters, allow_unused=True)
     policy.gradient.fill_(77.0)
-    statistics = dict(zip(STATISTICS, algorithm.gradients(rows, 0.2).tolist(), strict=True))
+    statistics = dict(zip(STATISTICS, algorithm.gradients(rows, len(rows), 0.2).tolist(), strict=True))
     lab.assert_gradient(policy, expected)
     assert statistics == pytest.approx({name: wanted[name] for name in STATISTICS}, rel=1e-3, abs=1e-5)
 
@@ -95,7 +95,7 @@ def test_before_the_first_step_it_is_the_policy_gradient(lab: Any) -> None:
     policy = lab.policy()
     algorithm = make(policy)
     rows = algorithm.rows(lab.batch(policy))
-    statistics = dict(zip(STATISTICS, algorithm.gradients(rows, 0.2), strict=True))
+    statistics = dict(zip(STATISTICS, algorithm.gradients(rows, len(rows), 0.2), strict=True))
     assert statistics["approx_kl"] == pytest.approx(0.0, abs=1e-6) and statistics["clip_fraction"] == 0.0
     assert statistics["policy_loss"] == pytest.approx(-float(rows.fields[2].mean()), abs=1e-6)
 
@@ -149,9 +149,9 @@ def test_every_valid_row_is_seen_once_an_epoch_and_no_other(lab: Any) -> None:
     seen: list[list[float]] = []
 
     class Spy(PPO):
-        def gradients(self, rows: Rows, clip: float, **options: Any) -> Any:
+        def gradients(self, rows: Rows, count: int, clip: float, **options: Any) -> Any:
             seen.append(rows.obs[:, 0].tolist())
-            return super().gradients(rows, clip, **options)
+            return super().gradients(rows, count, clip, **options)
 
     policy = lab.policy()
     batch = lab.batch(policy, 20, 6)
@@ -172,17 +172,30 @@ def test_every_valid_row_is_seen_once_an_epoch_and_no_other(lab: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", range(1, 40))
-def test_equal_parts(rows: int) -> None:
+def test_the_minibatches_of_one_process(rows: int) -> None:
     for largest in range(1, 45):
-        parts = equal_parts(rows, largest)
-        sizes = [part.stop - part.start for part in parts]
-        assert list(itertools.chain(*(range(part.start, part.stop) for part in parts))) == list(range(rows))
-        assert len(parts) == -(-rows // largest)  # as few as fit
-        assert min(sizes) >= 1 and max(sizes) <= largest and max(sizes) - min(sizes) <= 1
+        plan = Plan.of([rows], 0, largest)
+        assert plan.counts == [part.stop - part.start for part in plan.parts]
+        assert list(itertools.chain(*(range(part.start, part.stop) for part in plan.parts))) == list(range(rows))
+        assert len(plan.parts) == -(-rows // largest)  # as few as fit
+        assert min(plan.counts) >= 1 and max(plan.counts) <= largest and max(plan.counts) - min(plan.counts) <= 1
 
 
-def test_no_rows_no_parts() -> None:
-    assert equal_parts(0, 5) == []
+@pytest.mark.parametrize("rows", [[5, 5], [1, 1], [0, 7], [100, 1, 30], [33, 34, 35], [0, 0, 2]])
+def test_the_minibatches_of_several_members(rows: list[int]) -> None:
+    for largest in (1, 2, 5, 16, 1000):
+        plans = [Plan.of(rows, rank, largest) for rank in range(len(rows))]
+        assert all(plan.counts == plans[0].counts for plan in plans)
+        for plan, own in zip(plans, rows, strict=True):
+            assert list(itertools.chain(*(range(part.start, part.stop) for part in plan.parts))) == list(range(own))
+        for k, count in enumerate(plans[0].counts):
+            assert count == sum(plan.parts[k].stop - plan.parts[k].start for plan in plans) > 0
+        assert len(plans[0].counts) <= -(-sum(rows) // largest)
+        assert max(plans[0].counts) - min(plans[0].counts) <= len(rows)
+
+
+def test_no_rows_no_minibatches() -> None:
+    assert Plan.of([0], 0, 5) == Plan.of([0, 0], 1, 5) == Plan([], [])
 
 
 # -- rows that are not valid ----------------------------------------------------------------------------------------
@@ -211,10 +224,11 @@ def test_invalid_rows_change_nothing(lab: Any, net: str, action: str) -> None:
     assert results[0][1] == results[1][1] and all(np.isfinite(value) for value in results[0][1].values())
 
 
-def test_a_rollout_without_a_valid_row(lab: Any) -> None:
+@pytest.mark.parametrize("max_grad_norm", [0.0, 0.5])
+def test_a_rollout_without_a_valid_row(lab: Any, max_grad_norm: float) -> None:
     """One step of environments that all reset at once."""
     policy = lab.policy(normalize=True)
-    algorithm = make(policy, normalize_reward=True, minibatch_size=4)
+    algorithm = make(policy, normalize_reward=True, minibatch_size=4, max_grad_norm=max_grad_norm)
     batch = lab.batch(policy, 1, 4)
     batch.valid[:] = False
     before = policy.parameters.clone()
@@ -278,9 +292,9 @@ def test_the_observation_normaliser_learns_after_the_policy_has(lab: Any) -> Non
     seen: list[Any] = []
 
     class Spy(PPO):
-        def gradients(self, rows: Rows, clip: float, **options: Any) -> Any:
+        def gradients(self, rows: Rows, count: int, clip: float, **options: Any) -> Any:
             seen.append(rows.obs.copy())
-            return super().gradients(rows, clip, **options)
+            return super().gradients(rows, count, clip, **options)
 
     policy = lab.policy(normalize=True)
     algorithm = Spy(policy, PPOConfig(epochs=1, minibatch_size=10_000), rng=np.random.default_rng(0))
@@ -325,24 +339,13 @@ def test_the_margin_is_one_and_a_half(lab: Any) -> None:
     batch = lab.batch(policy, 30, 8)
     lab.shake(policy, 0.05, seed=4)
     algorithm = make(policy, minibatch_size=1000)
-    kl = algorithm.gradients(algorithm.rows(batch), 0.2)[STATISTICS.index("approx_kl")]
+    rows = algorithm.rows(batch)
+    kl = algorithm.gradients(rows, len(rows), 0.2)[STATISTICS.index("approx_kl")]
     for factor, steps in ((0.99, 1), (1.01, 0)):
         copy = lab.shake(lab.policy(), 0.05, seed=4)
         other = make(copy, minibatch_size=1000, epochs=1, target_kl=float(kl) / 1.5 / factor)
         other.update(batch, 1.0)
         assert other.optimizer_steps == steps
-
-
-def test_one_member_that_has_moved_too_far_stops_the_group(lab: Any) -> None:
-    class Vetoed(Group):
-        def all_ok(self, flag: bool) -> bool:
-            return False
-
-    policy = lab.policy()
-    before = policy.parameters.clone()
-    algorithm = make(policy, group=Vetoed(), target_kl=1e9)
-    algorithm.update(lab.batch(policy, 60, 8), 1.0)
-    assert torch.equal(policy.parameters, before) and algorithm.optimizer_steps == 0
 
 
 def test_metrics_of_passes_that_stopped_are_means_of_what_was_done(lab: Any) -> None:
@@ -389,12 +392,6 @@ def test_saved_and_loaded_it_goes_on_exactly(lab: Any) -> None:
     assert (algorithm.version, algorithm.optimizer_steps) == (other.version, other.optimizer_steps)
     for name, array in algorithm.state()["policy"].items():
         np.testing.assert_array_equal(array, other.state()["policy"][name])
-
-
-def test_weights_go_out_and_in_as_one_flat_tensor(lab: Any) -> None:
-    one, other = make(lab.policy(seed=1)), make(lab.policy(seed=2))
-    other.load_weights(one.weights())
-    assert torch.equal(one.weights(), other.weights()) and one.weights() is not other.weights()
 
 
 @pytest.mark.parametrize("threads", [1, 2])

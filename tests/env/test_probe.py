@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,11 +17,13 @@ from paceline.config import UserError
 from paceline.env.probe import (
     PROBES,
     DelayedReward,
+    Faulty,
     FixedCost,
     Identity,
     ImageSide,
     KnownReturn,
     Mixed,
+    Numbered,
     Probe,
     TruncationOnly,
     register_probes,
@@ -33,6 +38,9 @@ VARIANTS: list[tuple[type[Probe], dict[str, Any]]] = [
     (DelayedReward, {}),
     (ImageSide, {"size": 12}),
     (Mixed, {"size": 12}),
+    (FixedCost, {"cost_seconds": 0.0, "cost_max_seconds": 1e-4, "length": 12}),
+    (Numbered, {}),
+    (Faulty, {"after": 100_000, "length": 12}),
 ]
 every_variant = pytest.mark.parametrize(("probe", "kwargs"), VARIANTS, ids=lambda v: getattr(v, "__name__", str(v)))
 
@@ -186,6 +194,107 @@ def test_fixed_cost_takes_its_time(busy: bool) -> None:
     assert (cpu > 0.01) is busy
 
 
+def test_a_busy_step_costs_cpu_time_however_crowded_the_core_is() -> None:
+    env = FixedCost(cost_seconds=0.005, busy=True)
+    env.reset(seed=0)
+    began = time.thread_time()
+    for _ in range(4):
+        env.step(0)
+    assert 0.02 <= time.thread_time() - began < 0.04
+
+
+def test_the_cost_can_be_drawn_for_each_episode() -> None:
+    env = FixedCost(cost_seconds=0.001, cost_max_seconds=0.01)
+    assert env.length == 200
+    costs = []
+    for episode_number in range(30):
+        env.reset(seed=3 if episode_number == 0 else None)
+        cost = env.cost
+        env.step(0)
+        assert env.cost == cost  # of the episode, not of the step
+        costs.append(cost)
+    assert len(set(costs)) == 30 and 0.001 <= min(costs) < 0.004 and 0.007 < max(costs) <= 0.01
+    env.cost = 0.02
+    began = time.perf_counter()
+    env.step(0)
+    assert time.perf_counter() - began >= 0.02
+
+
+def test_no_two_observations_of_numbered_envs_are_alike() -> None:
+    seen: list[tuple[int, int, int]] = []
+    for seed in range(4):
+        env = Numbered(length=3)
+        observation, _ = env.reset(seed=seed)
+        for _ in range(4):
+            ended = False
+            while not ended:
+                seen.append(tuple(int(x) for x in observation))  # type: ignore[arg-type]
+                observation, _, _, ended, _ = env.step(0)
+            seen.append(tuple(int(x) for x in observation))  # type: ignore[arg-type]
+            observation, _ = env.reset()
+    assert len(set(seen)) == len(seen) == 4 * 4 * 4
+    assert [index for _, _, index in seen] == [*range(16)] * 4
+    assert len({stream[:2] for stream in seen}) == 4
+
+
+def test_the_numbers_follow_from_the_seed_and_are_exact() -> None:
+    env = Numbered()
+    first, _ = env.reset(seed=5)
+    env.step(0)
+    again, _ = env.reset(seed=5)
+    assert np.array_equal(first, again) and first[2] == 0
+    assert not np.array_equal(env.reset(seed=6)[0][:2], first[:2])
+    env.stream, env.index = 2**48 - 1, 2**24 - 3
+    observation = env.step(0)[0]
+    assert [int(x) for x in observation] == [2**24 - 1, 2**24 - 1, 2**24 - 2]
+    assert observation in env.observation_space
+
+
+def test_faulty_raises_once_and_in_one_of_several(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    envs = [Faulty(after=2, once=str(taken), length=2) for _ in range(3)]
+    failures = []
+    for number, env in enumerate(envs):
+        env.reset(seed=number)
+        for step in range(6):
+            if step % 2 == 0:
+                env.reset()  # steps are counted over episodes
+            try:
+                env.step(0)
+            except RuntimeError as error:
+                failures.append((number, step, str(error)))
+                break
+    assert failures == [(0, 2, "this probe env fails after 2 steps, as asked")]
+    assert taken.exists()
+    always = Faulty(after=0)
+    always.reset(seed=0)
+    with pytest.raises(RuntimeError, match="after 0 steps"):
+        always.step(0)
+
+
+@pytest.mark.parametrize("how", ["exit", "hang"])
+def test_faulty_ends_or_stops_its_process(how: str) -> None:
+    lines = (
+        "from paceline.env.probe import Faulty",
+        f"env = Faulty({how!r}, after=3)",
+        "env.reset(seed=0)",
+        "for step in range(6): env.step(0); print(step, flush=True)",
+    )
+    process = subprocess.Popen([sys.executable, "-c", "\n".join(lines)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        assert [process.stdout.readline() for _ in range(3)] == ["0\n", "1\n", "2\n"]
+        if how == "exit":
+            assert process.wait(timeout=30) == Faulty.EXIT_STATUS
+        else:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=0.3)
+    finally:
+        process.kill()
+        rest, _ = process.communicate(timeout=30)
+    assert rest == ""
+
+
 def test_images_differ_between_sides_and_hold_one_patch() -> None:
     env = ImageSide()
     seen = set()
@@ -218,6 +327,9 @@ def test_registering_twice_is_harmless() -> None:
         (KnownReturn, {"length": 0}, "length=0"),
         (DelayedReward, {"delay": 0}, "delay=0"),
         (FixedCost, {"cost_seconds": -1.0}, "cost_seconds=-1.0"),
+        (FixedCost, {"cost_seconds": 0.1, "cost_max_seconds": 0.05}, "cost_max_seconds=0.05"),
+        (Faulty, {"how": "explode"}, "explode"),
+        (Faulty, {"after": -1}, "after=-1"),
     ],
 )
 def test_impossible_arguments_are_refused(probe: type[Probe], kwargs: dict[str, Any], named: str) -> None:

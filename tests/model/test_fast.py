@@ -61,14 +61,19 @@ def compare(net: MlpActorCritic, fast: FastMlp, rows: int, seed: int) -> None:
         seen[1] = values.copy()
         return d_value
 
-    fast.learn(x, policy_loss, value_loss)
-    assert seen[0].shape == (outputs, rows) and seen[1].shape == (rows,)
-    np.testing.assert_allclose(seen[0], policy.detach().T, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(seen[1], value.detach(), rtol=1e-4, atol=1e-5)
-    for (name, p), expected in zip(net.named_parameters(), gradients, strict=True):
-        assert p.grad is not None
-        scale = float(expected.abs().max()) + 1.0
-        np.testing.assert_allclose(p.grad, expected, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
+    for jointly in (False, True):
+        if jointly:
+            fast.learn_jointly(x, lambda out, values: (policy_loss(out), value_loss(values)))
+        else:
+            fast.learn(x, policy_loss, value_loss)
+        assert seen[0].shape == (outputs, rows) and seen[1].shape == (rows,)
+        np.testing.assert_allclose(seen[0], policy.detach().T, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(seen[1], value.detach(), rtol=1e-4, atol=1e-5)
+        for (name, p), expected in zip(net.named_parameters(), gradients, strict=True):
+            assert p.grad is not None
+            scale = float(expected.abs().max()) + 1.0
+            np.testing.assert_allclose(p.grad, expected, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
+            p.grad.fill_(77.0)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu"])
@@ -134,6 +139,32 @@ def test_two_threads_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> Non
         x = np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32)
         one.learn(x, np.cos, np.cos)
         two.learn(x, loss, loss)
+        for p, q in zip(net.parameters(), twin_net.parameters(), strict=True):
+            assert p.grad is not None and q.grad is not None
+            np.testing.assert_array_equal(p.grad, q.grad)
+    assert len(threads) == 2
+
+
+def test_two_threads_meet_where_the_loss_needs_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward in two, the loss in one, backward in two: what one thread gives, bit for bit."""
+    (net, one), (twin_net, two) = make((32, 32)), make((32, 32))
+    two.threads = 2
+    threads: set[str] = set()
+    forward = fast_module.Tower.forward
+
+    def seen(tower: Any, x: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return forward(tower, x)
+
+    def loss(out: Any, value: Any) -> Any:
+        assert threading.current_thread() is threading.main_thread()
+        return out * value, value - out.sum(0)
+
+    monkeypatch.setattr(fast_module.Tower, "forward", seen)
+    for rows in (64, 3, 64, 200):
+        x = np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32)
+        one.learn_jointly(x, loss)
+        two.learn_jointly(x, loss)
         for p, q in zip(net.parameters(), twin_net.parameters(), strict=True):
             assert p.grad is not None and q.grad is not None
             np.testing.assert_array_equal(p.grad, q.grad)

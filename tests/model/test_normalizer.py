@@ -68,6 +68,24 @@ def test_members_of_a_group_count_all_rows_of_all() -> None:
     assert together.count == alone.count
 
 
+def test_sums_add_up_and_are_merged_elsewhere() -> None:
+    """As workers send them: rows that a learner never sees."""
+    rows = batches(3.0, 1.0)
+    here, there = RunningMoments(3), RunningMoments(3)
+    for batch in rows:
+        here.update(batch, Group())
+    there.merge(RunningMoments.sums(rows[0]))
+    ahead = there.with_sums(RunningMoments.sums(rows[1]))
+    assert (there.count, ahead.count) == (1, 8)
+    there.merge(np.sum([RunningMoments.sums(batch) for batch in rows[1:]], axis=0))
+    np.testing.assert_allclose(there.mean, here.mean, rtol=1e-12)
+    np.testing.assert_allclose(there.var, here.var, rtol=1e-9)
+    assert there.count == here.count
+    two = np.concatenate(rows[:2]).astype(np.float64)
+    np.testing.assert_allclose(ahead.mean, two.mean(0), rtol=1e-9)  # a copy of its own
+    np.testing.assert_allclose(ahead.var, two.var(0), rtol=1e-6)
+
+
 def test_saved_and_loaded() -> None:
     moments, other = RunningMoments(3), RunningMoments(3)
     rows = batches(3.0, 1.0)

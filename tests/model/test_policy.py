@@ -142,6 +142,9 @@ def test_learning_twice_gives_the_same_gradient(kind: str) -> None:
     for _ in range(2):
         policy.learn(x, policy_loss, lambda _: d_value)
         gradients.append(policy.gradient.clone())
+    policy.gradient.fill_(77.0)
+    policy.learn_jointly(x, lambda out, values: (policy_loss(out), d_value * np.float32(values.shape == (6,))))
+    assert torch.equal(gradients[0], policy.gradient)
     assert torch.equal(*gradients) and gradients[0].abs().min() >= 0 and gradients[0][-2:].all()
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.algo.base import Algorithm, Floats, Metrics, Rows
-from paceline.algo.optimizers import Adam, RMSprop, clip_norm_
+from paceline.algo.base import Floats, Metrics, OnPolicy, Rows
+from paceline.algo.optimizers import OPTIMIZERS
 from paceline.config import A2CConfig
 from paceline.group import Group
 from paceline.model.policy import Policy
 from paceline.rollout.batch import Batch
 
+LOSSES = ("policy_loss", "value_loss", "entropy", "total_loss", "approx_kl")
 
-class A2C(Algorithm):
+
+class A2C(OnPolicy):
+    schedule = "replicas"
+    hyper: A2CConfig
+
     def __init__(
         self,
         policy: Policy,
@@ -23,28 +28,27 @@ class A2C(Algorithm):
         normalize_reward: bool = False,
     ) -> None:
         super().__init__(policy, hyper, rng=rng, group=group, normalize_reward=normalize_reward)
-        self.hyper = hyper
-        make = Adam if hyper.optimizer == "adam" else RMSprop
-        self.optimizer = make(policy.parameters, policy.gradient)
+        self.optimizer = OPTIMIZERS[hyper.optimizer](policy.parameters, policy.gradient)
 
     def update(self, batch: Batch, remaining: float) -> Metrics:
-        hyper = self.hyper
-        learning_rate = self.scheduled(hyper.learning_rate, hyper.learning_rate_schedule, remaining)
+        learning_rate = self.learning_rate(remaining)
         rows = self.rows(batch)
-        metrics = self.gradients(rows)
-        metrics["gradient_norm"] = self.apply(learning_rate)
-        metrics["learning_rate"] = learning_rate
-        metrics["epochs_done"] = 1
-        return self.finish(batch, rows, metrics)
+        losses = self.gradients(rows, sum(self.row_counts(len(rows))))
+        norm = self.apply(learning_rate)
+        metrics = self.finish(batch, losses, rows.fields[1], rows.fields[3])
+        return metrics | {"gradient_norm": norm, "learning_rate": learning_rate, "epochs_done": 1}
 
-    def gradients(self, rows: Rows) -> Metrics:
-        """The gradient of the loss of these rows into the policy's flat gradient."""
+    def gradients(self, rows: Rows, count: int) -> Metrics:
+        """The gradient of the loss of these rows into the policy's flat gradient; returns LOSSES.
+
+        Each row weighs `group.size / count`, `count` being that of the rows of all members.
+        """
         hyper, head = self.hyper, self.policy.head
         old_logp, _, advantage, target = rows.fields
         if not len(rows):  # all environments reset at once; a group still waits for this member's share
             self.policy.gradient.zero_()
-            return dict.fromkeys(("policy_loss", "entropy", "approx_kl", "value_loss", "total_loss"), 0.0)
-        n = 1.0 / len(rows)
+            return dict.fromkeys(LOSSES, 0.0)
+        n = self.group.size / count
         metrics: Metrics = {}
 
         def policy_loss(out: Floats) -> Floats:
@@ -65,11 +69,3 @@ class A2C(Algorithm):
         policy, value, entropy = metrics["policy_loss"], metrics["value_loss"], metrics["entropy"]
         metrics["total_loss"] = policy + hyper.value_coef * value - hyper.entropy_coef * entropy
         return metrics
-
-    def apply(self, learning_rate: float) -> float:
-        """One optimizer step with the gradient of the whole group; returns its length before clipping."""
-        self.group.mean_(self.policy.gradient)
-        norm = clip_norm_(self.policy.gradient, self.hyper.max_grad_norm)
-        self.optimizer.step(learning_rate)
-        self.optimizer_steps += 1
-        return norm

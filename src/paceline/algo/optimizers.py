@@ -88,3 +88,6 @@ class RMSprop:
 
     def load(self, state: dict[str, NDArray[Any]]) -> None:
         self._square[...] = state["square"]
+
+
+OPTIMIZERS: dict[str, type[Adam] | type[RMSprop]] = {"adam": Adam, "rmsprop": RMSprop}

@@ -7,12 +7,14 @@ with respect to the network's outputs is written out by hand in `gradients`; the
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from paceline.algo.base import Algorithm, Floats, Metrics, Rows
-from paceline.algo.optimizers import Adam, clip_norm_
+from paceline.algo.base import Floats, Metrics, OnPolicy, Rows
+from paceline.algo.optimizers import Adam
 from paceline.config import PPOConfig
 from paceline.group import Group
 from paceline.model.fast import Loss
@@ -25,7 +27,10 @@ KL_MARGIN = 1.5
 MAX_LOG_RATIO = np.float32(20)  # the exponential of more is soon infinite
 
 
-class PPO(Algorithm):
+class PPO(OnPolicy):
+    schedule = "replicas"
+    hyper: PPOConfig
+
     def __init__(
         self,
         policy: Policy,
@@ -36,37 +41,34 @@ class PPO(Algorithm):
         normalize_reward: bool = False,
     ) -> None:
         super().__init__(policy, hyper, rng=rng, group=group, normalize_reward=normalize_reward)
-        self.hyper = hyper
         self.adam = self.optimizer = Adam(policy.parameters, policy.gradient, parts=policy.parts)
 
     def update(self, batch: Batch, remaining: float) -> Metrics:
         hyper = self.hyper
-        learning_rate = self.scheduled(hyper.learning_rate, hyper.learning_rate_schedule, remaining)
+        learning_rate = self.learning_rate(remaining)
         clip = self.scheduled(hyper.clip, hyper.clip_schedule, remaining)
         rows = self.rows(batch)
-        parts = equal_parts(len(rows), hyper.minibatch_size)
-        if self._towers_are_apart():
-            totals, norm, epochs = self._learn_apart(rows, parts, clip, learning_rate)
-        else:
-            totals, norm, epochs = self._learn_together(rows, parts, clip, learning_rate)
-        metrics = dict(zip(STATISTICS, totals.tolist(), strict=True))
-        metrics |= {"gradient_norm": norm, "learning_rate": learning_rate, "clip": clip, "epochs_done": epochs}
-        return self.finish(batch, rows, metrics)
+        plan = self._plan(rows)
+        learn = self._learn_apart if plan.parts and self._towers_are_apart() else self._learn_together
+        totals, norm, epochs = learn(rows, plan, clip, learning_rate)
+        losses = dict(zip(STATISTICS, totals.tolist(), strict=True))
+        metrics = self.finish(batch, losses, rows.fields[1], rows.fields[3])
+        return metrics | {"gradient_norm": norm, "learning_rate": learning_rate, "clip": clip, "epochs_done": epochs}
 
     def _learn_together(
-        self, rows: Rows, parts: list[slice], clip: float, learning_rate: float
+        self, rows: Rows, plan: Plan, clip: float, learning_rate: float
     ) -> tuple[Statistics, float, int]:
         """Pass over the rollout; returns STATISTICS and gradient norm, means of the last pass, and the passes made."""
         hyper, epochs, on = self.hyper, 0, True
         while on and epochs < hyper.epochs:
-            shuffled = rows.take(self._order(rows, parts))
+            shuffled = rows.take(self._order(rows, plan))
             measure = epochs == hyper.epochs - 1 or hyper.target_kl is not None
             totals, norms, measured, applied = np.zeros(len(STATISTICS)), 0.0, 0, 0
-            for part in parts:
-                statistics = self.gradients(shuffled.take(part), clip, measure=measure)
+            for part, count in zip(plan.parts, plan.counts, strict=True):
+                statistics = self.gradients(shuffled.take(part), count, clip, measure=measure)
                 totals += statistics
                 measured += 1
-                if hyper.target_kl is not None and not self.group.all_ok(statistics[4] <= KL_MARGIN * hyper.target_kl):
+                if hyper.target_kl is not None and not self._kl(statistics) <= KL_MARGIN * hyper.target_kl:
                     on = False
                     break
                 norms += self.apply(learning_rate)
@@ -74,19 +76,21 @@ class PPO(Algorithm):
             epochs += 1
         return totals / max(measured, 1), norms / max(applied, 1), epochs
 
+    def _kl(self, statistics: Statistics) -> float:
+        """Of the minibatch of the whole group: all members come to the same decision."""
+        return float(self.group.mean_(torch.tensor([statistics[4]], dtype=torch.float64))[0])
+
     def _towers_are_apart(self) -> bool:
         """Nothing joins policy and value: no weights, no clipping of a common gradient, no KL stop, no other member."""
         hyper = self.hyper
         alone = self.group.size == 1 and hyper.target_kl is None and hyper.max_grad_norm == 0
         return alone and len(self.policy.parts) == 2
 
-    def _learn_apart(
-        self, rows: Rows, parts: list[slice], clip: float, learning_rate: float
-    ) -> tuple[Statistics, float, int]:
+    def _learn_apart(self, rows: Rows, plan: Plan, clip: float, learning_rate: float) -> tuple[Statistics, float, int]:
         """The same, bit for bit: each tower goes through all passes by itself, which two threads can do at once."""
         fast = self.policy.fast
         assert fast is not None
-        orders = [self._order(rows, parts) for _ in range(self.hyper.epochs)]
+        orders, parts = [self._order(rows, plan) for _ in range(self.hyper.epochs)], plan.parts
         statistics, squares = np.zeros((len(parts), len(STATISTICS))), np.zeros((len(parts), 2))
         flats = [self.policy.gradient[part].numpy() for part in self.policy.parts]
 
@@ -96,7 +100,7 @@ class PPO(Algorithm):
                 shuffled, last = rows.take(order), epoch == len(orders) - 1
                 for row, part in enumerate(parts):
                     minibatch = shuffled.take(part)
-                    loss = self._losses(minibatch, clip, statistics[row], measure=last)[index]
+                    loss = self._losses(minibatch, len(minibatch), clip, statistics[row], measure=last)[index]
                     out = tower.forward(minibatch.obs)
                     tower.backward(loss(out) if index == 0 else loss(out[0])[None])
                     if last:
@@ -108,13 +112,22 @@ class PPO(Algorithm):
         statistics[:, 3] = self._total_loss(statistics)
         return statistics.mean(axis=0), float(np.sqrt(squares.sum(axis=1)).mean()), len(orders)
 
-    def _order(self, rows: Rows, parts: list[slice]) -> NDArray[np.int64] | slice:
-        return self.rng.permutation(len(rows)) if len(parts) > 1 else slice(None)
+    def _plan(self, rows: Rows) -> Plan:
+        return Plan.of(self.row_counts(len(rows)), self.group.rank, self.hyper.minibatch_size)
 
-    def gradients(self, rows: Rows, clip: float, *, measure: bool = True) -> Statistics:
-        """The gradient of the loss of these rows into the policy's flat gradient; returns STATISTICS if asked to."""
+    def _order(self, rows: Rows, plan: Plan) -> NDArray[np.int64] | slice:
+        return self.rng.permutation(len(rows)) if len(plan.parts) > 1 else slice(None)
+
+    def gradients(self, rows: Rows, count: int, clip: float, *, measure: bool = True) -> Statistics:
+        """The gradient of the loss of these rows into the policy's flat gradient; returns STATISTICS if asked to.
+
+        Each row weighs `group.size / count`, `count` being that of the minibatch's rows on all members.
+        """
         statistics = np.zeros(len(STATISTICS))
-        self.policy.learn(rows.obs, *self._losses(rows, clip, statistics, measure=measure))
+        if not len(rows):  # the others have some
+            self.policy.gradient.zero_()
+            return statistics
+        self.policy.learn(rows.obs, *self._losses(rows, count, clip, statistics, measure=measure))
         statistics[3] = self._total_loss(statistics)
         return statistics
 
@@ -123,11 +136,13 @@ class PPO(Algorithm):
         total: Statistics = policy + self.hyper.value_coef * value - self.hyper.entropy_coef * entropy
         return total
 
-    def _losses(self, rows: Rows, clip: float, statistics: Statistics, *, measure: bool) -> tuple[Loss, Loss]:
+    def _losses(
+        self, rows: Rows, count: int, clip: float, statistics: Statistics, *, measure: bool
+    ) -> tuple[Loss, Loss]:
         """Of policy and value, as gradients with respect to the outputs; they fill in `statistics`."""
         hyper, head = self.hyper, self.policy.head
         old_logp, old_value, advantage, target = rows.fields
-        n, low, high = 1.0 / len(rows), np.float32(1 - clip), np.float32(1 + clip)
+        n, low, high = self.group.size / count, np.float32(1 - clip), np.float32(1 + clip)
 
         def policy_loss(out: Floats) -> Floats:
             log_prob, entropy = head.evaluate(out, rows.action)
@@ -160,17 +175,30 @@ class PPO(Algorithm):
 
         return policy_loss, value_loss
 
-    def apply(self, learning_rate: float) -> float:
-        """One optimizer step with the gradient of the whole group; returns its length before clipping."""
-        self.group.mean_(self.policy.gradient)
-        norm = clip_norm_(self.policy.gradient, self.hyper.max_grad_norm)
-        self.optimizer.step(learning_rate)
-        self.optimizer_steps += 1
-        return norm
+
+@dataclass(frozen=True)
+class Plan:
+    """The minibatches of one pass: as few as fit, all as large as the others."""
+
+    parts: list[slice]
+    """Of this member's rows."""
+    counts: list[int]
+    """Rows of all members in the same minibatch."""
+
+    @classmethod
+    def of(cls, rows: list[int], rank: int, largest: int) -> Plan:
+        """`rows`: of each member, by rank. `largest`: of the whole group.
+
+        Every member cuts its own rows into as many parts, so that all know all sizes without asking.
+        """
+        minibatches = -(-sum(rows) // largest)
+        cuts = [equal_parts(own, minibatches) for own in rows]
+        counts = [sum(part.stop - part.start for part in parts) for parts in zip(*cuts, strict=True)]
+        # With more members than rows in a minibatch, one may come out empty for all.
+        return cls([p for p, n in zip(cuts[rank], counts, strict=True) if n], [n for n in counts if n])
 
 
-def equal_parts(rows: int, largest: int) -> list[slice]:
-    """As few slices as fit, all as long as the others to within one row: no tiny last minibatch with a full step."""
-    count = -(-rows // largest)
+def equal_parts(rows: int, count: int) -> list[slice]:
+    """`count` slices as long as each other to within one row: no tiny last minibatch with a full step."""
     bounds = [rows * k // count for k in range(count + 1)] if count else [0]
     return [slice(a, b) for a, b in itertools.pairwise(bounds)]

@@ -33,6 +33,40 @@ def gae(
     return advantage, target
 
 
+def vtrace(
+    reward: Floats,
+    value: Floats,
+    ratio: Floats,
+    terminated: Bools,
+    truncated: Bools,
+    *,
+    gamma: float,
+    trace_lambda: float,
+    clip_rho: float,
+    clip_c: float,
+) -> tuple[Floats, Floats]:
+    """V-trace (Espeholt et al., 2018): advantages and value targets for data of another policy, both `[T, N]`.
+
+    `value [T+1, N]` of the policy that learns; `ratio [T, N]`: how much more likely than the policy that acted it is
+    to take the action, pi / mu. The target is the paper's v_s, with c_s = lambda min(clip_c, ratio). The advantage is
+    r_s + gamma v_{s+1} - V(x_s), which the policy gradient weighs by the ratio, clipped once more.
+    """
+    ended = terminated | truncated
+    ratio = ratio.copy()
+    ratio[1:][ended[:-1]] = 0  # the rows that only reset; their actions are nobody's
+    future = value[1:].copy()
+    future[terminated] = 0
+    change: Floats = np.minimum(ratio, np.float32(clip_rho)) * (reward + np.float32(gamma) * future - value[:-1])
+    change[1:][ended[:-1]] = 0  # 0 x NaN is NaN
+    keep = np.float32(gamma * trace_lambda) * np.minimum(ratio, np.float32(clip_c)) * ~ended
+    for t in range(len(reward) - 2, -1, -1):
+        change[t] += keep[t] * change[t + 1]
+    target: Floats = change + value[:-1]
+    np.copyto(future[:-1], target[1:], where=~ended[:-1])  # where the trace goes on; elsewhere the value
+    advantage: Floats = reward + np.float32(gamma) * future - value[:-1]
+    return advantage, target
+
+
 def explained_variance(value: Floats, target: Floats) -> float:
     """1 is a perfect value, 0 no better than a constant; NaN when the targets do not vary."""
     variance = float(np.var(target))

@@ -16,27 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from paceline import machine
 from paceline.config import RunConfig
+from paceline.engine.base import Engine, Iteration, TrainingError
 from paceline.engine.clock import Clock
-from paceline.engine.local import LocalEngine
 from paceline.engine.signals import STOPPED_EARLY, StopSignals
 from paceline.engine.stopping import Counters, Stopping
 from paceline.resolve import to_tree
-from paceline.rollout.batch import Batch, Episode
+from paceline.rollout.batch import Episode
 from paceline.run import checkpoint
 from paceline.run.console import Console
 from paceline.run.directory import RunDirectory
 from paceline.run.metrics import MetricsWriter
 from paceline.run.tree import pack
 from paceline.stats import summarize
+from paceline.verdict import Verdict, verdict
 
 WINDOW = 100  # episodes in the reported return
 SAMPLE_SECONDS = 2.0  # memory and CPU are read this often, the status is written this often
-
-
-class TrainingError(RuntimeError):
-    """The run cannot go on, and it is not the fault of its input."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +49,7 @@ class Outcome:
 
 
 class Loop:
-    def __init__(
-        self, config: RunConfig, engine: LocalEngine, run: RunDirectory, console: Console, began: float
-    ) -> None:
+    def __init__(self, config: RunConfig, engine: Engine, run: RunDirectory, console: Console, began: float) -> None:
         self.config, self.engine, self.run_directory, self.console = config, engine, run, console
         self.counters = Counters()
         self.stopping = Stopping(config.stop)
@@ -69,7 +63,8 @@ class Loop:
         self._cpu_percent: float | None = None
         self._cpu_mark = (0.0, 0.0)
         self._cpu_seconds_before = 0.0
-        self._sampled_at = -math.inf
+        self._cpu_now = 0.0
+        self._sample_at = -math.inf
         self._saved_at = 0.0
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -90,7 +85,8 @@ class Loop:
 
     def _run(self, signals: StopSignals, writer: MetricsWriter) -> Outcome:
         self.clock.ready()
-        self._cpu_mark = (machine.cpu_seconds(), time.perf_counter())
+        self._cpu_now = self.engine.usage()[1]
+        self._cpu_mark = (self._cpu_now, time.perf_counter())
         if self.resumes == 0:
             self._save()  # from here on the run can be resumed
         status, reason = "done", self._reason(writer)
@@ -112,41 +108,46 @@ class Loop:
     def _iterate(self, writer: MetricsWriter) -> None:
         began, clock = time.perf_counter(), self.clock
         remaining = 1.0 - self.stopping.progress(self.counters, clock.train_seconds)
-        batch = self.engine.take(clock)
-        metrics = self.engine.learn(batch, remaining, clock)
-        steps = batch.env_steps
+        done = self.engine.iterate(remaining, clock)
         self.counters.iteration += 1
-        self.counters.env_steps += steps
-        self.counters.episodes += len(batch.episodes)
-        self.recent.extend(batch.episodes)
+        self.counters.env_steps += done.env_steps
+        self.counters.episodes += len(done.episodes)
+        self.recent.extend(done.episodes)
         self._sample()
-        self.row = self._make_row(metrics, batch, steps / (time.perf_counter() - began))
-        self._check_finite(metrics)
+        self.row = self._make_row(done, done.env_steps / (time.perf_counter() - began))
+        for note in self.engine.notes():
+            self._note(note)
+        self._check_finite(done.metrics)
         writer.write(self.row)
         progress = self.stopping.progress(self.counters, clock.train_seconds)
         eta = clock.train_seconds * (1 - progress) / progress if progress else None
         self.console.iteration(self.row, progress, eta)
 
-    def _make_row(self, metrics: dict[str, float], batch: Batch, rate: float) -> dict[str, Any]:
+    def _note(self, text: str) -> None:
+        """To be seen now and found later."""
+        self.console.note(text)
+        self.run_directory.log(f"iteration {self.counters.iteration}: {text}")
+
+    def _make_row(self, done: Iteration, rate: float) -> dict[str, Any]:
         clock, counters = self.clock, self.counters
         row: dict[str, Any] = {
             "iteration": counters.iteration,
             "env_steps": counters.env_steps,
             "episodes": counters.episodes,
-            "optimizer_steps": self.engine.algorithm.optimizer_steps,
+            "optimizer_steps": self.engine.optimizer_steps,
             "wall_seconds": clock.wall_seconds,
             "train_seconds": clock.train_seconds,
             "steps_per_second": counters.env_steps / clock.train_seconds,
             "iteration_steps_per_second": rate,
             **self._episode_statistics(),
-            **metrics,
+            **done.metrics,
             **{f"time_{part}_seconds": seconds for part, seconds in clock.split().items()},
             "memory_bytes": self._memory,
             "cpu_percent": self._cpu_percent,
             "timestamp": time.time(),
         }
-        for name in sorted({name for metrics in batch.env_metrics for name in metrics}):
-            row[f"env/{name}"] = float(np.mean([m[name] for m in batch.env_metrics if name in m]))
+        for name in sorted({name for metrics in done.env_metrics for name in metrics}):
+            row[f"env/{name}"] = float(np.mean([m[name] for m in done.env_metrics if name in m]))
         return row
 
     def _episode_statistics(self) -> dict[str, float]:
@@ -241,29 +242,45 @@ class Loop:
         self.clock = Clock(self.clock._began, loop["time"])
         self._peak_memory = loop["peak_memory_bytes"]
         self._cpu_seconds_before = loop["cpu_seconds"]
-        return self.engine.restore(state["engine"])
+        return self.engine.start(state["engine"])
 
     # -- reporting --------------------------------------------------------------------------------------------------
 
     def _sample(self, *, force: bool = False) -> None:
         """Memory of all our processes and CPU use; reading them costs milliseconds, so not at every iteration."""
         now = time.perf_counter()
-        if not force and now - self._sampled_at < SAMPLE_SECONDS:
+        if not force and now < self._sample_at:
             return
-        self._sampled_at = now
-        self._memory = machine.memory_bytes()
+        self._memory, self._cpu_now = self.engine.usage()
+        # With many processes it takes long: a hundredth of the time at most.
+        self._sample_at = now + max(SAMPLE_SECONDS, 100 * (time.perf_counter() - now))
         self._peak_memory = max(self._peak_memory, self._memory)
         elapsed = now - self._cpu_mark[1]
-        self._cpu_percent = 100.0 * (machine.cpu_seconds() - self._cpu_mark[0]) / elapsed if elapsed > 0 else None
+        self._cpu_percent = 100.0 * (self._cpu_now - self._cpu_mark[0]) / elapsed if elapsed > 0 else None
         self._write_status("running", "")
 
     def _cpu_seconds(self) -> float:
-        return self._cpu_seconds_before + machine.cpu_seconds() - self._cpu_mark[0]
+        return self._cpu_seconds_before + self._cpu_now - self._cpu_mark[0]
 
     def _write_status(self, state: str, reason: str) -> None:
         counters = self.counters
         self.run_directory.write_status(
             state=state, reason=reason, iteration=counters.iteration, env_steps=counters.env_steps, resumes=self.resumes
+        )
+
+    def verdict(self) -> Verdict:
+        """What bounds the run so far."""
+        engine, clock = self.engine, self.clock
+        training = max(clock.train_seconds, 1e-9)
+        return verdict(
+            clock.split(),
+            engine.actor_lane(),
+            algo=self.config.algo,
+            workers=engine.workers,
+            nodes=engine.nodes,
+            cpu_share=self._cpu_seconds() / training / engine.cores,
+            cores=engine.cores,
+            straggling=engine.straggling_seconds / training,
         )
 
     def summary(self, status: str) -> dict[str, Any]:
@@ -274,15 +291,14 @@ class Loop:
             "algo": config.algo,
             "env": config.env.id,
             "engine": self.engine.name,
-            "workers": 1,
-            "nodes": 1,
+            "workers": self.engine.workers,
             "threads": self.engine.threads,
             "seed": config.seed,
             "env_steps": counters.env_steps,
             "iterations": counters.iteration,
             "episodes": counters.episodes,
-            "optimizer_steps": self.engine.algorithm.optimizer_steps,
-            "parameters": self.engine.policy.parameters.numel(),
+            "optimizer_steps": self.engine.optimizer_steps,
+            "parameters": self.engine.parameters,
             "wall_seconds": clock.wall_seconds,
             "train_seconds": clock.train_seconds,
             "steps_per_second": counters.env_steps / clock.train_seconds if counters.env_steps else None,
@@ -292,4 +308,6 @@ class Loop:
             "peak_memory_bytes": self._peak_memory,
             "cpu_percent": 100.0 * self._cpu_seconds() / clock.train_seconds if clock.train_seconds > 0 else None,
             "resumed": self.resumes,
+            **self.engine.accounts(),
+            "verdict": self.verdict().text,
         }

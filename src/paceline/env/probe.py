@@ -12,6 +12,8 @@
 | DelayedReward  | credit for an action that pays later                           | 1           |
 | ImageSide      | images                                                         | `length`    |
 | Mixed          | dictionaries of image, vector and choice; several choices at once | `length` |
+| Numbered       | which transitions were trained on, and how often               | `length`    |
+| Faulty         | what a simulator that raises, hangs or dies does to a run      | `length`    |
 
 Episodes that are only cut to size are *truncated*: their observations do not show the time, so only the endless return
 is a function of the observation.
@@ -19,6 +21,7 @@ is a function of the observation.
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, ClassVar
 
@@ -160,27 +163,40 @@ class KnownReturn(Probe):
 
 
 class FixedCost(Probe):
-    """Each step takes `cost_seconds` of wall time: `busy` keeps a core at work, otherwise it sleeps. Four floats are
-    seen, as of CartPole, and every reward is 1."""
+    """Each step sleeps `cost_seconds`, or with `busy` uses that much of a core: processes that share one take longer.
+    With `cost_max_seconds` the cost is drawn anew for each episode, between the two. Four floats are seen, as of
+    CartPole, and every reward is 1."""
 
-    def __init__(self, cost_seconds: float = 0.001, busy: bool = False, length: int = 200) -> None:
+    _state: ClassVar[tuple[str, ...]] = ("cost",)
+
+    def __init__(
+        self, cost_seconds: float = 0.001, busy: bool = False, length: int = 200, cost_max_seconds: float | None = None
+    ) -> None:
         super().__init__(length)
         _at_least("cost_seconds", cost_seconds, 0.0)
+        if cost_max_seconds is not None:
+            _at_least("cost_max_seconds", cost_max_seconds, cost_seconds)
         self.cost_seconds = cost_seconds
+        self.cost_max_seconds = cost_max_seconds
         self.busy = busy
+        self.cost = float(cost_seconds)
         self.observation_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
         self.action_space = spaces.Discrete(2)
+
+    def _draw(self) -> None:
+        if self.steps == 0 and self.cost_max_seconds is not None:
+            self.cost = float(self.np_random.uniform(self.cost_seconds, self.cost_max_seconds))
 
     def _observe(self) -> Observation:
         return self.np_random.uniform(-1.0, 1.0, 4).astype(np.float32)
 
     def step(self, action: Any) -> Step:
         if self.busy:
-            end = time.perf_counter() + self.cost_seconds
-            while time.perf_counter() < end:
+            end = time.thread_time() + self.cost  # by the wall clock a crowded core would seem as good as a free one
+            while time.thread_time() < end:
                 pass
         else:
-            time.sleep(self.cost_seconds)
+            time.sleep(self.cost)
         return self._advance(1.0)
 
 
@@ -311,7 +327,87 @@ class Mixed(ImageSide):
         return self._advance(right / 3.0)
 
 
-PROBES: tuple[type[Probe], ...] = (Identity, KnownReturn, FixedCost, TruncationOnly, DelayedReward, ImageSide, Mixed)
+class Numbered(Probe):
+    """No two observations are alike, in all environments of a run: `[high, low, index]`, whole numbers that a float32
+    holds exactly. The first two are the stream, drawn from the seed; the index counts the stream's observations, those
+    of resets too, so that the observation at the start of a transition names it. Every reward is 1."""
+
+    _state: ClassVar[tuple[str, ...]] = ("stream", "index")
+    _BITS = 24  # of a float32's mantissa
+
+    def __init__(self, length: int = 10) -> None:
+        super().__init__(length)
+        self.observation_space = spaces.Box(0.0, float(2**self._BITS - 1), (3,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.stream = self.index = -1
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        if seed is not None:
+            self.stream = self.index = -1
+        return super().reset(seed=seed, options=options)
+
+    def _draw(self) -> None:
+        if self.stream < 0:
+            self.stream = int(self.np_random.integers(2 ** (2 * self._BITS)))
+        self.index += 1
+
+    def _observe(self) -> Observation:
+        high, low = divmod(self.stream, 2**self._BITS)
+        return np.array([high, low, self.index], np.float32)
+
+    def step(self, action: Any) -> Step:
+        return self._advance(1.0)
+
+
+class Faulty(FixedCost):
+    """Fails in step `after` + 1, counted over its episodes: `raise` an error, `hang` for ever, or `exit`, which ends
+    the process at once, with status 13. With `once`, only who creates that file fails; the others go on for ever."""
+
+    KINDS = ("raise", "hang", "exit")
+    EXIT_STATUS = 13
+    _state: ClassVar[tuple[str, ...]] = (*FixedCost._state, "done")
+
+    def __init__(
+        self,
+        how: str = "raise",
+        after: int = 100,
+        once: str | None = None,
+        cost_seconds: float = 0.0,
+        length: int = 200,
+    ) -> None:
+        super().__init__(cost_seconds, length=length)
+        _at_least("after", after, 0)
+        if how not in self.KINDS:
+            raise UserError(f"how={how!r} is not one of {', '.join(self.KINDS)}; choose one of them")
+        self.how, self.after, self.once = how, after, once
+        self.done = 0
+
+    def step(self, action: Any) -> Step:
+        self.done += 1
+        if self.done == self.after + 1 and self._is_our_turn():
+            if self.how == "raise":
+                raise RuntimeError(f"this probe env fails after {self.after} steps, as asked")
+            if self.how == "exit":
+                os._exit(self.EXIT_STATUS)
+            while True:
+                time.sleep(60.0)
+        return super().step(action)
+
+    def _is_our_turn(self) -> bool:
+        if self.once is None:
+            return True
+        try:
+            os.close(os.open(self.once, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return False
+        return True
+
+
+PROBES: tuple[type[Probe], ...] = (
+    Identity, KnownReturn, FixedCost, TruncationOnly, DelayedReward, ImageSide, Mixed, Numbered, Faulty,
+)  # fmt: skip
 
 
 def register_probes() -> None:

@@ -25,6 +25,10 @@ from paceline.model.nets import MlpActorCritic
 Floats = NDArray[np.float32]
 Loss = Callable[[Floats], Floats]
 """Outputs → the gradient of the loss with respect to them."""
+JointLoss = Callable[[Floats, Floats], tuple[Floats, Floats]]
+"""Policy outputs `[K, B]` and values `[B]` → the gradient of the loss with respect to both."""
+
+Work = Callable[[], object]
 
 ONE = np.float32(1.0)
 MAX_WORKSPACES = 512
@@ -83,6 +87,11 @@ class Tower:
         np.add(space.rows.T, self._last_bias, out=space.out)
         self._x, self._last = x, space
         return space.out
+
+    @property
+    def out(self) -> Floats:
+        """What the last forward pass returned."""
+        return self._last.out
 
     def backward(self, d_out: Floats) -> None:
         """The gradient of the last forward pass, given d loss / d output `[K, B]`."""
@@ -158,11 +167,10 @@ class FastMlp:
         """That of the policy and that of the value, or the one they share."""
         return [self._policy] if self._value is None else [self._policy, self._value]
 
-    def apart(self, policy_work: Callable[[], None], value_work: Callable[[], None]) -> None:
+    def apart(self, policy_work: Work, value_work: Work) -> None:
         """Work on each tower, at once where that pays."""
         if self.threads < 2:
-            policy_work()
-            value_work()
+            _in_turn(policy_work, value_work)
             return
         if self._twin is None:
             self._twin = Twin()
@@ -210,20 +218,34 @@ class FastMlp:
         def learn_value() -> None:
             value.backward(value_loss(value.forward(x)[0])[None])
 
-        if self.threads < 2:
-            learn_policy()
-            learn_value()
-            return
-        began = time.perf_counter()
-        in_two = self._pace.choose()
-        if not in_two:
-            learn_policy()
-            learn_value()
-        else:
-            if self._twin is None:
-                self._twin = Twin()
-            self._twin.both(learn_policy, learn_value)
+        began, both = time.perf_counter(), self._way()
+        both(learn_policy, learn_value)
         self._pace.took(time.perf_counter() - began)
+
+    def learn_jointly(self, x: Floats, loss: JointLoss) -> None:
+        """The same for a loss that needs policy and value at once: the towers meet between forward and backward."""
+        value = self._value
+        if value is None:
+            self.backward(*loss(*self.forward(x)))
+            return
+        began, both = time.perf_counter(), self._way()
+        both(lambda: self._policy.forward(x), lambda: value.forward(x))
+        d_out, d_value = loss(self._policy.out, value.out[0])
+        both(lambda: self._policy.backward(d_out), lambda: value.backward(d_value[None]))
+        self._pace.took(time.perf_counter() - began)
+
+    def _way(self) -> Callable[[Work, Work], None]:
+        """To work on two towers: one after the other, or at once if that is faster."""
+        if self.threads < 2 or not self._pace.choose():
+            return _in_turn
+        if self._twin is None:
+            self._twin = Twin()
+        return self._twin.both
+
+
+def _in_turn(here: Work, there: Work) -> None:
+    here()
+    there()
 
 
 class Pace:
@@ -258,11 +280,11 @@ class Twin:
         self._go, self._done = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._done.acquire()
-        self._work: Callable[[], None] = lambda: None
+        self._work: Work = lambda: None
         self._error: BaseException | None = None
         threading.Thread(target=self._serve, daemon=True, name="twin").start()
 
-    def both(self, here: Callable[[], None], there: Callable[[], None]) -> None:
+    def both(self, here: Work, there: Work) -> None:
         """Run both, one in each thread; returns when both are done."""
         self._work = there
         self._go.release()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -25,18 +27,33 @@ class RunningMoments:
 
     def update(self, rows: NDArray[np.float32], group: Group) -> None:
         """Take in `rows [R, size]` of every member of the group."""
-        wide = rows.astype(np.float64)
-        sums = torch.from_numpy(np.concatenate(([len(wide)], wide.sum(0), (wide * wide).sum(0))))
+        sums = torch.from_numpy(self.sums(rows))
         group.mean_(sums)
-        count, first, second = float(sums[0]), *np.split(sums[1:].numpy(), 2)
+        self.merge(sums.numpy() * group.size)
+
+    @staticmethod
+    def sums(rows: NDArray[np.float32]) -> NDArray[np.float64]:
+        """What `merge` needs of `rows [R, size]`: their number, their sum, the sum of their squares. They add up."""
+        wide = rows.astype(np.float64)
+        return np.concatenate(([len(wide)], wide.sum(0), (wide * wide).sum(0)))
+
+    def merge(self, sums: NDArray[np.float64]) -> None:
+        """Take in the rows that `sums` is of."""
+        count, first, second = float(sums[0]), *np.split(sums[1:], 2)
         if count == 0:
             return
-        count, mean = count * group.size, first / count
-        var = np.maximum(second * group.size / count - mean * mean, 0.0)
+        mean = first / count
+        var = np.maximum(second / count - mean * mean, 0.0)
         total = self.count + count
         delta = mean - self.mean
         spread = self.var * self.count + var * count + delta * delta * self.count * count / total
         self.mean, self.var, self.count = self.mean + delta * count / total, spread / total, total
+
+    def with_sums(self, sums: NDArray[np.float64]) -> RunningMoments:
+        """A copy that has seen these rows too."""
+        seen = copy.copy(self)  # `merge` makes new arrays
+        seen.merge(sums)
+        return seen
 
     @property
     def deviation(self) -> NDArray[np.float64]:

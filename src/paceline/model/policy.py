@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.config import ModelConfig, UserError
-from paceline.model.fast import FastMlp, Floats, Loss
+from paceline.model.fast import FastMlp, Floats, JointLoss, Loss
 from paceline.model.heads import Head, make_head
 from paceline.model.nets import CnnActorCritic, MlpActorCritic
 from paceline.model.normalizer import CLIP, RunningMoments
@@ -109,9 +109,18 @@ class Policy:
         if self.fast is not None:
             self.fast.learn(x, policy_loss, value_loss)
             return
+        self._learn_in_torch(x, lambda out, value: (policy_loss(out), value_loss(value)))
+
+    def learn_jointly(self, x: Array, loss: JointLoss) -> None:
+        """The same for a loss whose gradient with respect to either depends on both."""
+        if self.fast is not None:
+            self.fast.learn_jointly(x, loss)
+        else:
+            self._learn_in_torch(x, loss)
+
+    def _learn_in_torch(self, x: Array, loss: JointLoss) -> None:
         out, value = self.net(torch.from_numpy(x))
-        d_out = policy_loss(out.detach().numpy().T)
-        d_value = value_loss(value.detach().numpy())
+        d_out, d_value = loss(out.detach().numpy().T, value.detach().numpy())
         for parameter in self.net.parameters():  # not log_std: the head has written that
             assert parameter.grad is not None
             parameter.grad.zero_()

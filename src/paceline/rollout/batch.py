@@ -7,7 +7,9 @@ that was truncated bootstraps from `value[t+1]`, and the one step after each epi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,3 +62,27 @@ class Batch:
     @property
     def env_steps(self) -> int:
         return int(np.count_nonzero(self.valid))
+
+    def head(self, steps: int) -> Batch:
+        """The first `steps` steps, as views."""
+        return replace(
+            self,
+            **{name: getattr(self, name)[:steps] for name in PER_STEP},
+            **{name: getattr(self, name)[: steps + 1] for name in PER_STATE},
+        )
+
+    def arrays(self) -> dict[str, Array]:
+        """What another process needs to learn from it."""
+        return {name: getattr(self, name) for name in (*PER_STATE, *PER_STEP)}
+
+    @classmethod
+    def join(cls, parts: Sequence[dict[str, Array]]) -> Batch:
+        """Rollouts of as many steps each, side by side as one of more environments."""
+        joined: dict[str, Any] = {
+            name: np.concatenate([part[name] for part in parts], axis=1) for name in (*PER_STATE, *PER_STEP)
+        }
+        return cls(**joined)
+
+
+PER_STATE = ("obs", "value")  # [T+1, N, …]
+PER_STEP = ("action", "logp", "reward", "discounted", "terminated", "truncated", "valid")  # [T, N, …]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from paceline.model.heads import Head
 from paceline.rollout.batch import Batch, Episode
 from paceline.spaces import ActionCodec, Array, ObservationCodec
+
+LEAST_SHARE = 0.25  # of a rollout that is halted early
 
 
 class Vector(Protocol):
@@ -52,6 +55,10 @@ class Collector:
         self._length: NDArray[np.int64] = np.zeros(env.num_envs, np.int64)
         self._discounted: NDArray[np.float64] = np.zeros(env.num_envs)
         self.env_seconds = self.act_seconds = 0.0
+        self.steps_taken = 0
+        """Of the vector environment, ever: it grows while `collect` is at work, and another thread may look."""
+        self.halted = False
+        """Set by another thread: what there is by now will do, from a quarter of the rollout on."""
 
     def start(self) -> None:
         """A fresh start of all episodes."""
@@ -64,9 +71,11 @@ class Collector:
         steps = len(batch.reward)
         batch.obs[0] = batch.obs[-1]
         batch.episodes, batch.env_metrics, batch.version = [], [], version
+        self.halted = False
         begin = clock()
         noise = self.policy.head.noise(self.rng, (steps, env.num_envs))
         env_seconds, value = 0.0, None
+        least = math.ceil(LEAST_SHARE * steps)
         for t in range(steps):
             action, logp, value = act(batch.obs[t], noise[t])
             batch.action[t] = action
@@ -87,17 +96,23 @@ class Collector:
                 batch.discounted[t] = self._discounted
             if np.count_nonzero(self._done):
                 self._finish()
+            self.steps_taken += 1
+            if self.halted and t + 1 >= least:
+                steps = t + 1
+                break
+        if steps < len(batch.reward):
+            batch.obs[-1] = batch.obs[steps]  # where the next rollout begins
+            batch = batch.head(steps)
         batch.value[steps] = self.policy.value(batch.obs[steps])
         if value is None:
-            self._judge()
+            self._judge(batch)
         batch.env_metrics, env.finished_metrics = env.finished_metrics, []
         self.env_seconds += env_seconds
         self.act_seconds += clock() - begin - env_seconds
         return batch
 
-    def _judge(self) -> None:
+    def _judge(self, batch: Batch) -> None:
         """Log-probabilities and values of the whole rollout in one pass."""
-        batch = self.batch
         slots = batch.reward.size
         observation = batch.obs[:-1].reshape(slots, *batch.obs.shape[2:])
         logp, value = self.policy.judge(observation, batch.action.reshape(slots, -1))

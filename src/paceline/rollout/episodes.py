@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -43,7 +44,12 @@ def eval_envs(episodes: int) -> int:
 
 
 def play(
-    env: Vector, player: Player | RandomPlayer, episodes: int, *, rng: np.random.Generator | None = None
+    env: Vector,
+    player: Player | RandomPlayer,
+    episodes: int,
+    *,
+    rng: np.random.Generator | None = None,
+    on_step: Callable[[], None] = lambda: None,
 ) -> list[Episode]:
     """Play `episodes` episodes from a reset; sampled actions if `rng` is given, else the most likely ones.
 
@@ -62,6 +68,7 @@ def play(
             assert not isinstance(player, RandomPlayer)
             action, _, _ = player.act(observation, player.head.noise(rng, (n,)))
         counted = ~done
+        on_step()
         observation, reward, terminated, truncated = env.step(action)
         total += np.where(counted, reward, 0.0)
         length += counted

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import socket
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -160,6 +161,11 @@ class RunDirectory:
     @property
     def logs_path(self) -> Path:
         return self.path / "logs"
+
+    def log(self, text: str) -> None:
+        """A line with the time of day: what happened to the run."""
+        with (self.logs_path / "events.log").open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     @property
     def videos_path(self) -> Path:

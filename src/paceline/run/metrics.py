@@ -62,6 +62,17 @@ METRICS: dict[str, Metric] = {
     "clip": Metric("How far the probability ratio may move from 1", "train"),
     "epochs_done": Metric("Passes over the rollout before the KL limit, if any, ended them", "train"),
     "value_mean": Metric("Value at collection, mean of the rollout", "train"),
+    "importance_mean": Metric("IMPALA: probability ratio of the learner's policy to the actor's, mean", "train"),
+    "policy_lag_mean": Metric("Updates between the weights that acted and those that learned, mean", "workers", True),
+    "policy_lag_max": Metric("Updates between the weights that acted and those that learned, most", "workers", True),
+    "queued_rollouts": Metric("Rollouts or gradients that wait for the learner", "workers", True),
+    "queued_bytes": Metric("What these take in the object store", "workers", True),
+    "bytes_moved": Metric(
+        "Bytes of gradients, rollouts and weights moved between processes in this iteration", "workers", True
+    ),
+    "workers_healthy": Metric("Workers at work", "workers", True),
+    "workers_lost": Metric("Workers lost so far", "workers", True),
+    "workers_restarted": Metric("Workers replaced so far", "workers", True),
     **_times(
         start="before the first iteration",
         env="stepping environments",

@@ -1,0 +1,164 @@
+"""What more workers bring: measures, judges against the bars, writes results/scaling.{md,json}. `make bench` runs it.
+
+The peer of a run with many workers is the same run with one, of one on Ray the same one without, of the Grid'5000 job
+RLlib with as many. They take turns, as in run.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from measuring import BenchError, Record, first_iteration_seconds, machine, ours, peer, sgemm_gflops, versions
+from run import _GRID5000, _PPO_CARTPOLE, JOBS, Bench, Pairs, facts_of, less_work, say, write_results
+from tables import Row, bars_table
+
+_SMALL = "--set model.hidden=[64,64]"
+_BURN = (
+    "--preset none --algo ppo --env paceline/FixedCost-v0 --set env.kwargs={cost_seconds:0.00005,busy:true} "
+    "--envs-per-worker 8 --set ppo.rollout_steps=128 --set ppo.epochs=4 --set ppo.minibatch_size=256 "
+    f"{_SMALL} --engine ray --set engine.scaling=weak"
+)
+_SLEEP = "--preset none --env paceline/FixedCost-v0 --set env.kwargs={cost_seconds:0.005} --envs-per-worker 1 --engine ray"
+_ROLLOUT = "--set {algo}.rollout_steps=128"
+_SLEEP_ALGO = {
+    "ppo": "--algo ppo --set ppo.rollout_steps=128 --set ppo.epochs=4 --set ppo.minibatch_size=128 "
+    f"--set engine.scaling=weak {_SMALL}",
+    "impala": f"--algo impala --set impala.rollout_steps=128 --set impala.batch_size=512 {_SMALL}",
+}
+_UNEVEN = (
+    "--preset none --env paceline/FixedCost-v0 --set env.kwargs={cost_seconds:0.001,cost_max_seconds:0.01} "
+    "--envs-per-worker 1 --engine ray --workers 8"
+)
+START_LIMIT_SECONDS = 12.0
+SLEEPING_STEPS = 200.0  # of an environment that sleeps 5 ms a step, in a second
+
+
+def pairs(bench: Bench, name: str, base: str, more: str, seeds: int) -> Pairs:
+    """`base` and `more`, in turns."""
+    found: Pairs = []
+    for seed in range(1, seeds + 1):
+        pair: list[Record] = []
+        for words in (base, more):
+            record = {**ours(words, seed, 600, bench.runs_directory), "job": name}
+            say(f"{name}, seed {seed}: {record['steps_per_second']:,.0f} steps/s: {words}")
+            pair.append(record)
+        found.append((pair[0], pair[1]))
+    bench.records[name] = [record for pair in found for record in pair]
+    return found
+
+
+def faster(bench: Bench, name: str, base: str, more: str, factor: float) -> list[Row]:
+    found = pairs(bench, name, base, more, bench.repeats)
+    return [bench.row(name, "env steps/s", "steps_per_second", found, factor, better="higher", digits=0)]
+
+
+def two_workers(bench: Bench) -> list[Row]:
+    size = 60_000 if bench.quick else 200_000
+    base, more = f"{_BURN} --workers 1 --total-steps {size}", f"{_BURN} --workers 2 --total-steps {2 * size}"
+    return faster(bench, "two workers", base, more, 1.75)
+
+
+def grid5000(bench: Bench) -> list[Row]:
+    size = 1 if bench.quick else 10
+    found: Pairs = []
+    for seed in range(1, bench.repeats + 1):
+        theirs = {**peer(f"peer_rllib.py --iterations {size} --env-runners 2", seed, 900), "job": "grid5000 x 2"}
+        words = f"{_PPO_CARTPOLE} {_GRID5000} --iterations {size} --workers 2"
+        mine = {**ours(words, seed, 900, bench.runs_directory), "job": "grid5000 x 2"}
+        say(f"grid5000 x 2, seed {seed}: {theirs['train_seconds']:.2f} s and {mine['train_seconds']:.2f} s")
+        found.append((theirs, mine))
+    bench.records["grid5000 x 2"] = [record for pair in found for record in pair]
+    problems = [] if bench.quick else less_work(JOBS["grid5000"], size, found)
+    name = "grid5000 x 2"
+    rows = [bench.row(name, "training, s", "train_seconds", found, 10, digits=2, problems=problems)]
+    if not bench.quick:
+        rows.append(bench.row(name, "return, last 100", "return_last100", found, 1, better="higher"))
+    return rows
+
+
+def sleeping(bench: Bench) -> list[Row]:
+    rows: list[Row] = []
+    for algo, factor in (("impala", 28.0), ("ppo", 24.0)):
+        words = f"{_SLEEP} {_SLEEP_ALGO[algo]}"
+        iterations = 4 if bench.quick else 20
+        base = f"{words} --workers 1 --total-steps {128 * iterations}"
+        more = f"{words} --workers 32 --total-steps {32 * 128 * iterations}"
+        found = pairs(bench, f"sleeping, {algo}", base, more, bench.repeats)
+        ones = [record["steps_per_second"] / SLEEPING_STEPS for record, _ in found]
+        name = f"sleeping, {algo}"
+        rows.append(Row(name, "one worker, of 200 steps/s", ones, limit=0.9, better="higher", digits=3))
+        rows.append(bench.row(name, "env steps/s", "steps_per_second", found, factor, better="higher", digits=0))
+    return rows
+
+
+def one_worker(bench: Bench) -> list[Row]:
+    words = "--algo ppo --env CartPole-v1 --threads 1 --total-steps " + ("50000" if bench.quick else "200000")
+    return faster(bench, "one worker", f"{words} --engine local", f"{words} --engine ray --workers 1", 0.8)
+
+
+def uneven(bench: Bench) -> list[Row]:
+    steps = 8 * 128 * (6 if bench.quick else 30)
+    words = f"{_UNEVEN} --total-steps {steps}"
+    return faster(bench, "uneven steps", f"{words} {_SLEEP_ALGO['ppo']}", f"{words} {_SLEEP_ALGO['impala']}", 1.5)
+
+
+def start(bench: Bench) -> list[Row]:
+    seconds = [
+        first_iteration_seconds(bench.runs_directory, "--engine", "ray", "--workers", "2") for _ in range(bench.repeats)
+    ]
+    return [Row("start", "2 workers on Ray, first iteration done, s", seconds, limit=START_LIMIT_SECONDS, digits=2)]
+
+
+def sixty_four(bench: Bench) -> list[Row]:
+    """That it starts, trains and stops; what a worker takes of memory."""
+    words = f"{_SLEEP} {_SLEEP_ALGO['impala']} --workers 64 --total-steps {64 * 128 * (2 if bench.quick else 8)}"
+    record = {**ours(words, 1, 600, bench.runs_directory), "job": "64 workers"}
+    bench.records["64 workers"] = [record]
+    say(f"64 workers: {record['steps_per_second']:,.0f} steps/s, {record['worker_memory_bytes'] / 1e6:.0f} MB a worker")
+    return [
+        Row("64 workers", "env steps/s", [record["steps_per_second"]], limit=0.0, better="higher", digits=0),
+        Row("64 workers", "memory of a worker, MB", [record["worker_memory_bytes"] / 1e6], limit=400, digits=0),
+    ]
+
+
+BLOCKS: dict[str, Callable[[Bench], list[Row]]] = {
+    "two-workers": two_workers,
+    "grid5000": grid5000,
+    "sleeping": sleeping,
+    "one-worker": one_worker,
+    "uneven": uneven,
+    "start": start,
+    "sixty-four": sixty_four,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measures what more workers bring.")
+    names = list(BLOCKS)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="JOB", help=", ".join(names))
+    parser.add_argument("--repeats", type=int, default=2, help="pairs of runs a job (default: 2)")
+    parser.add_argument("--quick", action="store_true", help="short runs, to see that it works")
+    options = parser.parse_args()
+    facts = facts_of("benchmarks/scaling.py", machine(), versions())
+    rows: list[Row] = []
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as runs:
+        bench = Bench(options.repeats, options.quick, Path(runs), sgemm_gflops())
+        for name in options.only:
+            try:
+                rows += BLOCKS[name](bench)
+            except BenchError as error:
+                failures.append(f"{name} was not measured: {error}")
+                say(failures[-1])
+    path = write_results(bench, rows, {**facts, "failures": failures}, "quick-scaling" if options.quick else "scaling")
+    print(bars_table(rows))
+    print(f"\nWritten to {path}.")
+    return int(bool(failures) or not all(row.passed for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

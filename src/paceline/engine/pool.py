@@ -1,0 +1,116 @@
+"""Rollouts (or gradients) of actors, without a rendezvous: each actor works on its own, and what it brings waits in a
+queue of limited length. When that is full, actors rest until the learner has taken something out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from paceline.engine.base import TrainingError
+from paceline.engine.crew import ASK_SECONDS, LOOK_SECONDS, Crew, Loss, Member, loss_of
+from paceline.engine.worker import Report
+
+SHORT_SECONDS = 0.05  # an actor with rollouts shorter than this has a second one in hand, so as not to wait for a call
+
+
+@dataclass(frozen=True)
+class Arrival:
+    member: Member
+    report: Report
+    payload: Any  # reference
+
+
+class Pool:
+    def __init__(self, crew: Crew, method: str, *, most: int, ahead: bool) -> None:
+        """`method`: of the workers; `most`: arrivals that may wait; `ahead`: short ones may be asked for in advance."""
+        self.crew, self._method, self.most, self._ahead = crew, method, most, ahead
+        self.arrived: deque[Arrival] = deque()
+        self.weights: tuple[int, Any] = (-1, None)
+        self._out: dict[Any, tuple[Member, Any]] = {}  # reference to the report → who, reference to the payload
+        self._watched: dict[Any, Member] = {}
+        self._looked_at = time.monotonic()
+
+    @property
+    def references(self) -> list[Any]:
+        return list(self._out)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(arrival.report.bytes_moved for arrival in self.arrived)
+
+    def publish(self, version: int, weights: Any) -> None:
+        """From now on rollouts begin with these; `weights` is a reference, which is only fetched where it is new."""
+        self.weights = version, weights
+        self.tend()
+
+    def tend(self) -> None:
+        """Give work to those that have none; look for those that do not get on; call replacements in."""
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = now
+            self.crew.admit()
+            for loss in self.crew.silent(self._watched):
+                self._lose(loss)
+        if len(self.arrived) >= self.most:
+            return
+        for member in self.crew.members:
+            at_work = sum(1 for other, _ in self._out.values() if other is member)
+            seconds = sum(member.latest.seconds.values())
+            while at_work < (2 if self._ahead and 0 < seconds < SHORT_SECONDS else 1):
+                self._send(member)
+                at_work += 1
+
+    def _send(self, member: Member) -> None:
+        version, weights = self.weights
+        method = getattr(member.handle, self._method).options(num_returns=2)
+        report, payload = method.remote(version, [weights])
+        self._out[report] = member, payload
+        self._watched[report] = member
+        member.alive_at = time.monotonic()
+
+    def handle(self, reference: Any) -> None:
+        """A report is there."""
+        member, payload = self._out.pop(reference)
+        self._watched.pop(reference, None)
+        try:
+            report: Report = ray.get(reference, timeout=ASK_SECONDS)
+        except RayError as error:
+            if member in self.crew.members:  # else the loss is known
+                self._lose(loss_of(member, error))
+            return
+        member.account(report)
+        self.arrived.append(Arrival(member, report, payload))
+        self.tend()
+
+    def take(self, count: int, timeout: float) -> list[Arrival]:
+        """The oldest `count`; waits for them, but not for ever."""
+        limit = time.monotonic() + timeout
+        self.tend()
+        while len(self.arrived) < count:
+            ready: list[Any] = []
+            if self._out:
+                ready, _ = ray.wait(self.references, num_returns=1, timeout=LOOK_SECONDS, fetch_local=False)
+            elif not self.crew.members:
+                self.crew.await_members(max(1.0, limit - time.monotonic()))
+            for reference in ready:
+                self.handle(reference)
+                limit = time.monotonic() + timeout
+            self.tend()
+            if time.monotonic() > limit:
+                raise TrainingError(f"no worker brought anything for {timeout:g} s")
+        taken = [self.arrived.popleft() for _ in range(count)]
+        self.tend()
+        return taken
+
+    def _lose(self, loss: Loss) -> None:
+        for reference, (member, _) in list(self._out.items()):
+            if member is loss.member:
+                del self._out[reference]
+                self._watched.pop(reference, None)
+        self.crew.fail(loss)

@@ -1,0 +1,304 @@
+"""What bounds a run, from where its time went: a word, its share, and a sentence on what would help and what would not.
+
+A lane holds the seconds of one process in `start, env, act, learn, sync, eval, save, idle`. Shares are of the training
+time, which is what remains without `start`, `eval` and `save`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Lane = dict[str, float]
+
+TRAINING = ("env", "act", "learn", "sync", "idle")
+ASIDE = {"start": "set-up", "eval": "evaluation", "save": "saving"}
+WASTE = ("sync", "stragglers", "idle")
+
+ASIDE_SHARE = 0.5
+"""Of all time: above it, what is not training bounds the run."""
+WORK_SHARE = 0.4
+"""Work (env, act, learn) of which no part reaches this is balanced."""
+WASTE_SHARE = 0.25
+"""Exchange and waiting serve nothing by themselves, so less of them is worth a verdict, or at least a mention."""
+FULL_CPU = 0.8
+"""From here on the cores are taken; the rest goes to the system and to uneven ends."""
+COMPUTING_SHARE = 0.5
+"""An environment that uses a core for less than this share of its time waits for something else."""
+MAX_GROWTH = 32
+"""No forecast goes beyond this many times the workers that were measured."""
+
+_FEWER_STEPS = {
+    "ppo": "a larger ppo.minibatch_size or fewer ppo.epochs",
+    "a2c": "a larger a2c.rollout_steps",
+    "a3c": "a larger a3c.rollout_steps",
+    "impala": "a larger impala.batch_size",
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    bound: str
+    """`env, env-waiting, act, learner, sync, stragglers, idle, balanced`, or of all time `set-up, evaluation, saving`;
+    `unknown` if nothing was measured."""
+    share: float
+    """Of the part that bounds (for `balanced`: of the largest)."""
+    text: str
+    """One line."""
+
+
+_UNKNOWN = Verdict("unknown", 0.0, "unknown: no time has been measured yet")
+
+
+@dataclass(frozen=True)
+class _Run:
+    algo: str
+    workers: int
+    nodes: int
+    cpu_share: float | None
+    cores: int
+
+    @property
+    def full(self) -> bool:
+        return self.cpu_share is not None and self.cpu_share >= FULL_CPU
+
+    @property
+    def fewer_steps(self) -> str:
+        return _FEWER_STEPS.get(self.algo, "larger batches")
+
+    @property
+    def longer_rollouts(self) -> str:
+        return f"a larger {self.algo}.rollout_steps"
+
+    @property
+    def no_core(self) -> str:
+        return f"no core is free (of {self.cores})"
+
+    @property
+    def more_workers(self) -> str:
+        """Whether more of them would have a core to run on."""
+        if self.full:
+            return f"{self.no_core}, so more workers need more cores"
+        free = 0 if self.cpu_share is None else int(self.cores * (1.0 - self.cpu_share))
+        if free:
+            return f"more workers help (about {free} of {_count(self.cores, 'core')} free)"
+        return "more workers help while there are free cores"
+
+    def times(self, growth: float) -> tuple[int, str]:
+        """So many times the workers: the number, at least one more, and how to say it."""
+        number = max(self.workers + 1, round(self.workers * min(growth, MAX_GROWTH)))
+        return number, f"{'about' if growth <= MAX_GROWTH else 'at least'} {number}"
+
+
+def verdict(
+    main: Lane,
+    actors: Lane | None,
+    *,
+    algo: str,
+    workers: int,
+    nodes: int,
+    cpu_share: float | None,
+    cores: int,
+    straggling: float | None,
+) -> Verdict:
+    """`main`: the mean lane of the processes that collect and learn, or with `actors` the lane of the learner.
+    `actors`: the mean lane of those who collect for it; None where there are none.
+    `cpu_share`: CPU seconds of all our processes over (cores × wall seconds), where known.
+    `straggling`: the share of the training time that the average worker, done with collecting, waits for slower ones;
+    it is a part of `idle`.
+    """
+    known_cpu = None if cpu_share is None or not math.isfinite(cpu_share) else min(1.0, max(0.0, cpu_share))
+    run = _Run(algo, max(1, workers), max(1, nodes), known_cpu, max(1, cores))
+    main = _tidy(main)
+    if not any(main.values()):
+        return _UNKNOWN
+    aside = {name: main[part] / sum(main.values()) for part, name in ASIDE.items()}
+    if sum(aside.values()) > ASIDE_SHARE:
+        return _aside(aside)
+    if actors is not None:
+        return _learner(run, main, _tidy(actors))
+    shares = _shares(main)
+    late = straggling if straggling is not None and math.isfinite(straggling) else 0.0
+    shares["stragglers"] = min(max(0.0, late), shares["idle"])
+    shares["idle"] -= shares["stragglers"]
+    return _replicas(run, main, shares)
+
+
+def _aside(shares: dict[str, float]) -> Verdict:
+    bound = _largest(shares)
+    helps = {
+        "set-up": "a longer run makes it matter less; more workers will not help",
+        "evaluation": "a larger eval.every_steps or fewer eval.episodes helps; more workers will not help",
+        "saving": "a larger checkpoint.every_seconds or a faster disk helps; more workers will not help",
+    }[bound]
+    much = f"{_percent(sum(shares.values()))} of all time is not training ({_listed(shares)})"
+    return _bound(bound, shares[bound], f"{much}; {helps}")
+
+
+def _replicas(run: _Run, main: Lane, shares: dict[str, float]) -> Verdict:
+    """Processes that collect and learn, one or several."""
+    part = _largest(shares)
+    share = shares[part]
+    rest = _mention(shares, part)
+    time = f"{_percent(share)} of the time"
+    if not _stands_out(part, share):
+        much = f"no part of the work takes {_percent(WORK_SHARE)} of the time ({_listed(shares)})"
+        helps = f"{run.more_workers}; a change to one part alone gains little"
+        return Verdict("balanced", share, f"balanced: {much}; {helps}")
+    if part == "env":
+        return _env(run, share, time, _computing(run, main, main, 0.0), None, rest)
+    if part == "act":
+        helps = "a larger env.envs_per_worker (larger batches) or a smaller network helps"
+        return _bound("act", share, f"{time} is choosing actions; {helps}; {run.more_workers}{rest}")
+    if part == "learn":
+        rows = run.more_workers if run.full else "more workers share the rows"
+        helps = f"{run.fewer_steps} or a smaller network helps; {rows}; a faster environment will not help"
+        return _bound("learner", share, f"{time} is gradient steps; {helps}{rest}")
+    if part == "sync":
+        much = f"{time} is the exchange between {_count(run.workers, 'worker')} on {_count(run.nodes, 'node')}"
+        fewer = "fewer nodes, or a faster link" if run.nodes > 1 else "fewer workers"
+        return _bound(
+            "sync",
+            share,
+            f"{much}; {run.fewer_steps} (fewer exchanges), or {fewer} helps; more workers will not help{rest}",
+        )
+    if part == "stragglers":
+        helps = "engine.straggler_share=0.6 or steps of more even length helps; more workers will not help"
+        return _bound("stragglers", share, f"{time} is waiting for slower workers to end collecting; {helps}{rest}")
+    much = f"{time} passes between the iterations, in none of the measured parts"
+    return _bound(
+        "idle", share, f"{much}; {run.longer_rollouts} (fewer iterations) helps; more workers will not help{rest}"
+    )
+
+
+def _learner(run: _Run, learner: Lane, actors: Lane) -> Verdict:
+    """One process that learns from what others collect."""
+    shares = _shares(learner, ("learn", "sync", "idle"))
+    part = _largest(shares)
+    share = shares[part]
+    if not share:
+        return _UNKNOWN
+    if part == "idle":
+        return _actors(run, learner, actors, share)
+    time = f"{_percent(share)} of the learner's time"
+    if not _stands_out(part, share):
+        much = f"the learner and its {_count(run.workers, 'actor')} keep pace ({_listed(shares)} of the learner's time)"
+        return Verdict("balanced", share, f"balanced: {much}; only a faster learner and more actors together help")
+    rest = _mention(shares, part)
+    if part == "sync":
+        link = "a faster link or " if run.nodes > 1 else ""
+        helps = f"{run.longer_rollouts} (fewer messages), {link}a smaller network helps; more actors will not help"
+        return _bound("sync", share, f"{time} is the exchange with its actors; {helps}{rest}")
+    helps = f"more actors will not help, {run.fewer_steps}, a smaller network or data-parallel ppo will"
+    return _bound("learner", share, f"{time} is gradient steps; {helps}{rest}")
+
+
+def _actors(run: _Run, learner: Lane, actors: Lane, waits: float) -> Verdict:
+    """The learner mostly waits for data: what its actors do decides."""
+    shares = _shares(actors)
+    waiting = f"the learner waits for data {_percent(waits)} of the time"
+    if not any(shares.values()):
+        return _bound("idle", waits, f"{waiting}, and no actor has measured any time yet; more actors may help")
+    # If each new one brings as much as those there are, this many leave the learner no time to wait.
+    number, said = run.times(1.0 / (1.0 - waits) if waits < 1.0 else math.inf)
+    enough = f"{said} keep the learner busy"
+    more = (
+        f"more actors help, with more cores as {run.no_core}: {enough}" if run.full else f"more actors help: {enough}"
+    )
+    part = _largest(shares)
+    share = shares[part]
+    rest = _mention(shares, part)
+    time = f"{waiting} and {_percent(share)} of the actors' time"
+    if not _stands_out(part, share):
+        much = f"{waiting}, and no part takes {_percent(WORK_SHARE)} of the actors' ({_listed(shares)})"
+        return Verdict("balanced", share, f"balanced: {much}; {more}; a faster learner will not help")
+    if part == "env":
+        return _env(run, share, time, _computing(run, learner, actors, learner["learn"]), (number, enough, more), rest)
+    if part == "act":
+        helps = "a larger env.envs_per_worker (larger batches) or a smaller network helps"
+        return _bound(
+            "act", share, f"{time} is choosing actions; {helps}; {more}; a faster learner will not help{rest}"
+        )
+    if part == "learn":  # A3C: they compute the gradients
+        helps = f"a smaller network helps; {more}; a faster environment will not help"
+        return _bound("learner", share, f"{time} is computing gradients; {helps}{rest}")
+    if part == "sync":
+        link = "fewer nodes, a faster link or " if run.nodes > 1 else ""
+        helps = f"{run.longer_rollouts} (fewer messages), {link}a smaller network helps; a faster learner will not help"
+        return _bound("sync", share, f"{time} is the exchange with it; {helps}{rest}")
+    helps = f"the hand-over is slow: {run.longer_rollouts} (fewer messages) helps; more actors will not help"
+    return _bound("idle", share, f"{time} is waiting too; {helps}{rest}")
+
+
+def _env(
+    run: _Run, share: float, time: str, computing: float | None, enough: tuple[int, str, str] | None, rest: str
+) -> Verdict:
+    """`computing`: of the time in the environments, the share that used a core. `enough`: how many actors keep the
+    learner busy, in a number, as words and as advice; None where there is no such learner."""
+    who = "workers" if enough is None else "actors"
+    more = run.more_workers if enough is None else enough[2]
+    wont = f"a smaller network will not help{rest}"
+    if run.full:
+        return _bound("env", share, f"{time} is the environment; {more}; {wont}")
+    if run.cpu_share is None or computing is None:
+        beyond = f"more {who} than cores help only if it waits for something outside"
+        return _bound("env", share, f"{time} is the environment; {more}; {beyond}; {wont}")
+    if computing >= COMPUTING_SHARE:
+        return _bound("env", share, f"{time} is the environment, which computes; {more}; {wont}")
+    number, said = run.times(1.0 / run.cpu_share if run.cpu_share else math.inf)
+    goal = enough[1] if enough is not None and enough[0] <= number else f"{said} until the CPU is full"
+    used = f"CPU use {_percent(run.cpu_share)} of {_count(run.cores, 'core')}"
+    much = f"{time} is the environment, which mostly waits ({used})"
+    return _bound("env-waiting", share, f"{much}; more {who} than cores help: {goal}; more cores or {wont}")
+
+
+def _computing(run: _Run, main: Lane, collecting: Lane, learner_seconds: float) -> float | None:
+    """All CPU time less that of acting and learning, which compute. What the set-up used is not known and stays in,
+    so that a short run is rather taken for one that computes."""
+    if run.cpu_share is None or not collecting["env"]:
+        return None
+    used = run.cpu_share * run.cores * sum(main.values())
+    used -= learner_seconds + run.workers * (collecting["act"] + collecting["learn"])
+    return max(0.0, used) / (run.workers * collecting["env"])
+
+
+def _tidy(lane: Lane) -> Lane:
+    parts = {part: lane.get(part, 0.0) for part in (*ASIDE, *TRAINING)}
+    return {part: seconds if math.isfinite(seconds) and seconds > 0.0 else 0.0 for part, seconds in parts.items()}
+
+
+def _shares(lane: Lane, parts: tuple[str, ...] = TRAINING) -> dict[str, float]:
+    total = sum(lane[part] for part in parts)
+    return {part: lane[part] / total if total else 0.0 for part in parts}
+
+
+def _largest(shares: dict[str, float]) -> str:
+    return max(shares, key=lambda part: shares[part])
+
+
+def _stands_out(part: str, share: float) -> bool:
+    return share >= (WASTE_SHARE if part in WASTE else WORK_SHARE)
+
+
+def _mention(shares: dict[str, float], bound: str) -> str:
+    """The waste that is not what bounds, if it is much."""
+    more = {part: shares[part] for part in WASTE if part != bound and shares.get(part, 0.0) >= WASTE_SHARE}
+    return f"; besides, {_listed(more)}" if more else ""
+
+
+def _bound(bound: str, share: float, text: str) -> Verdict:
+    return Verdict(bound, share, f"{bound}-bound: {text}")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _listed(shares: dict[str, float]) -> str:
+    """`env 38 %, act 35 %`: the largest first, without the crumbs."""
+    ranked = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{part} {_percent(share)}" for part, share in ranked if share >= 0.01)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
