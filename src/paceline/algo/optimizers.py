@@ -61,6 +61,14 @@ class Adam:
             maximize=False,
         )
 
+    def flats(self, parameters: Tensor) -> list[Tensor]:
+        """The parameters and what is kept of them."""
+        return [parameters, self._first, self._second]
+
+    def stepped(self, part: int, steps: int) -> None:
+        """Another has made these steps of this part, and its moments are here."""
+        self._steps_numpy[part] += steps
+
     def state(self) -> dict[str, NDArray[Any]]:
         return {"first": self._first.numpy(), "second": self._second.numpy(), "step": self._steps[0].numpy()}
 

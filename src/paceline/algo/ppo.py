@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from paceline.model.policy import Policy
 from paceline.rollout.batch import Batch
 
 Statistics = NDArray[np.float64]
+Order = NDArray[np.int64] | slice
 STATISTICS = ("policy_loss", "value_loss", "entropy", "total_loss", "approx_kl", "clip_fraction")
 KL_MARGIN = 1.5
 MAX_LOG_RATIO = np.float32(20)  # the exponential of more is soon infinite
@@ -81,16 +83,21 @@ class PPO(OnPolicy):
         return float(self.group.mean_(torch.tensor([statistics[4]], dtype=torch.float64))[0])
 
     def _towers_are_apart(self) -> bool:
-        """Nothing joins policy and value: no weights, no clipping of a common gradient, no KL stop, no other member."""
+        """Nothing joins policy and value: no weights, no clipping of a common gradient, no KL stop. And there are two
+        members at most, one for each."""
         hyper = self.hyper
-        alone = self.group.size == 1 and hyper.target_kl is None and hyper.max_grad_norm == 0
-        return alone and len(self.policy.parts) == 2
+        free = hyper.target_kl is None and hyper.max_grad_norm == 0 and len(self.policy.parts) == 2
+        return free and self.group.size <= 2
 
     def _learn_apart(self, rows: Rows, plan: Plan, clip: float, learning_rate: float) -> tuple[Statistics, float, int]:
-        """The same, bit for bit: each tower goes through all passes by itself, which two threads can do at once."""
+        """The same, with the same minibatches: each tower goes through all passes by itself, which two threads can do
+        at once. Or two members: they exchange rows before and towers after it, and no gradients at all.
+        """
         fast = self.policy.fast
         assert fast is not None
         orders, parts = [self._order(rows, plan) for _ in range(self.hyper.epochs)], plan.parts
+        if self.group.size == 2:
+            rows, orders, parts = self._rows_of_both(rows, orders)
         statistics, squares = np.zeros((len(parts), len(STATISTICS))), np.zeros((len(parts), 2))
         flats = [self.policy.gradient[part].numpy() for part in self.policy.parts]
 
@@ -100,22 +107,74 @@ class PPO(OnPolicy):
                 shuffled, last = rows.take(order), epoch == len(orders) - 1
                 for row, part in enumerate(parts):
                     minibatch = shuffled.take(part)
-                    loss = self._losses(minibatch, len(minibatch), clip, statistics[row], measure=last)[index]
+                    count = self.group.size * len(minibatch)  # a row weighs as among all, though all are here
+                    loss = self._losses(minibatch, count, clip, statistics[row], measure=last)[index]
                     out = tower.forward(minibatch.obs)
                     tower.backward(loss(out) if index == 0 else loss(out[0])[None])
                     if last:
                         squares[row, index] = np.dot(flat, flat)
                     self.adam.step_part(index, learning_rate)
 
-        fast.apart(lambda: work(0), lambda: work(1))
+        if self.group.size == 2:
+            work(self.group.rank)
+            self._exchange_towers(len(orders) * len(parts), statistics, squares)
+        else:
+            fast.apart(lambda: work(0), lambda: work(1))
         self.optimizer_steps += len(orders) * len(parts)
         statistics[:, 3] = self._total_loss(statistics)
         return statistics.mean(axis=0), float(np.sqrt(squares.sum(axis=1)).mean()), len(orders)
 
+    def _rows_of_both(self, rows: Rows, orders: list[Order]) -> tuple[Rows, list[Order], list[slice]]:
+        """The rows of both members, and the minibatches: of each pass those of the one and of the other, together."""
+        counts = self.row_counts(len(rows))
+        plans = [Plan.of(counts, rank, self.hyper.minibatch_size) for rank in range(2)]
+        width, kind = rows.obs.shape[1], rows.action.dtype
+        table = self._from_both(np.hstack([rows.obs, rows.action.astype(np.float32), rows.fields.T]), counts)
+        own = np.stack([np.arange(len(rows), dtype=np.float64)[order] for order in orders], axis=1)
+        places = self._from_both(own, counts).astype(np.int64)
+        places[counts[0] :] += counts[0]
+        both = Rows(
+            np.ascontiguousarray(table[:, :width]),
+            table[:, width:-4].astype(kind),
+            np.ascontiguousarray(table[:, -4:].T),
+        )
+        halves = [places[: counts[0]], places[counts[0] :]]
+        order: list[Order] = [
+            np.concatenate(
+                [
+                    half[plan.parts[k], e]
+                    for k in range(len(plans[0].parts))
+                    for half, plan in zip(halves, plans, strict=True)
+                ]
+            )
+            for e in range(len(orders))
+        ]
+        bounds = itertools.accumulate(plans[0].counts, initial=0)
+        return both, order, [slice(a, b) for a, b in itertools.pairwise(bounds)]
+
+    def _from_both(self, own: NDArray[Any], counts: list[int]) -> NDArray[Any]:
+        table = np.zeros((sum(counts), own.shape[1]), own.dtype)
+        table[slice(0, counts[0]) if self.group.rank == 0 else slice(counts[0], None)] = own
+        self.group.mean_(torch.from_numpy(table))
+        table *= 2  # the other half of the mean is zero
+        return table
+
+    def _exchange_towers(self, steps: int, statistics: Statistics, squares: Statistics) -> None:
+        """Each member has learned one tower: take the other, the optimizer's moments with it."""
+        theirs = self.policy.parts[1 - self.group.rank]
+        for flat in self.adam.flats(self.policy.parameters):
+            flat[theirs] = 0
+            self.group.mean_(flat)
+            flat *= 2
+        self.adam.stepped(1 - self.group.rank, steps)
+        for table in (statistics, squares):
+            self.group.mean_(torch.from_numpy(table))
+            table *= 2
+
     def _plan(self, rows: Rows) -> Plan:
         return Plan.of(self.row_counts(len(rows)), self.group.rank, self.hyper.minibatch_size)
 
-    def _order(self, rows: Rows, plan: Plan) -> NDArray[np.int64] | slice:
+    def _order(self, rows: Rows, plan: Plan) -> Order:
         return self.rng.permutation(len(rows)) if len(plan.parts) > 1 else slice(None)
 
     def gradients(self, rows: Rows, count: int, clip: float, *, measure: bool = True) -> Statistics:
