@@ -18,11 +18,11 @@ from tables import Row, bars_table
 
 _SMALL = "--set model.hidden=[64,64]"
 _BURN = (
-    "--preset none --algo ppo --env paceline/FixedCost-v0 --set env.kwargs={cost_seconds:0.00005,busy:true} "
+    "--preset none --algo ppo --env paceline/FixedCost-v0 --set "env.kwargs={cost_seconds: 0.00005, busy: true}" "
     "--envs-per-worker 8 --set ppo.rollout_steps=128 --set ppo.epochs=4 --set ppo.minibatch_size=256 "
     f"{_SMALL} --engine ray --set engine.scaling=weak"
 )
-_SLEEP = "--preset none --env paceline/FixedCost-v0 --set env.kwargs={cost_seconds:0.005} --envs-per-worker 1 --engine ray"
+_SLEEP = "--preset none --env paceline/FixedCost-v0 --set "env.kwargs={cost_seconds: 0.005}" --envs-per-worker 1 --engine ray"
 _ROLLOUT = "--set {algo}.rollout_steps=128"
 _SLEEP_ALGO = {
     "ppo": "--algo ppo --set ppo.rollout_steps=128 --set ppo.epochs=4 --set ppo.minibatch_size=128 "
@@ -30,7 +30,7 @@ _SLEEP_ALGO = {
     "impala": f"--algo impala --set impala.rollout_steps=128 --set impala.batch_size=512 {_SMALL}",
 }
 _UNEVEN = (
-    "--preset none --env paceline/FixedCost-v0 --set env.kwargs={cost_seconds:0.001,cost_max_seconds:0.01} "
+    "--preset none --env paceline/FixedCost-v0 --set "env.kwargs={cost_seconds: 0.001, cost_max_seconds: 0.01}" "
     "--envs-per-worker 1 --engine ray --workers 8"
 )
 START_LIMIT_SECONDS = 12.0

@@ -76,7 +76,12 @@ def audited_run(here: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> Ca
     def run(algo: str, *words: str, env: str = "paceline/Numbered-v0", **sets: Any) -> subprocess.Popen[str]:
         line = f"train --algo {algo} --env {env} --preset none --engine ray --name x --envs-per-worker 4".split()
         # Long episodes: each has a seed of 32 bits, and of tens of thousands two would be alike now and then.
-        changes = {"env.kwargs": "{length: 200}", "model.class": f"{AUDITED}:Net", "checkpoint.every_seconds": 2, **sets}
+        changes = {
+            "env.kwargs": "{length: 200}",
+            "model.class": f"{AUDITED}:Net",
+            "checkpoint.every_seconds": 2,
+            **sets,
+        }
         sets_words = [word for key, value in changes.items() for word in ("--set", f"{key.replace('__', '.')}={value}")]
         return start(*line, *words, *sets_words, **to_file(here))
 
@@ -111,9 +116,7 @@ def test_random_kills(algo: str, here: Path, audited_run: Callable[..., subproce
 
 
 @pytest.mark.parametrize("algo", ["ppo", "impala"])
-def test_a_stopped_worker_is_given_up(
-    algo: str, here: Path, audited_run: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_stopped_worker_is_given_up(algo: str, here: Path, audited_run: Callable[..., subprocess.Popen[str]]) -> None:
     process = audited_run(algo, "--workers", "2", "--max-time", "18s", **{"env.step_timeout_seconds": 4})
     wait_for(lambda: iterations(here / "runs/x") > 3)
     target = next(worker for worker in workers_of(process))
@@ -127,9 +130,7 @@ def test_a_stopped_worker_is_given_up(
 
 @pytest.mark.parametrize("how", ["raise", "hang", "exit"])
 @pytest.mark.parametrize("algo", ["ppo", "impala"])
-def test_an_environment_that_fails_once(
-    how: str, algo: str, here: Path, start: Start
-) -> None:
+def test_an_environment_that_fails_once(how: str, algo: str, here: Path, start: Start) -> None:
     once = here / "taken"
     words = f"train --algo {algo} --env paceline/Faulty-v0 --preset none --engine ray --workers 2 --name x".split()
     kwargs = f"{{how: {how}, after: 200, once: {once}}}"

@@ -97,7 +97,11 @@ def test_resume_across_engines_and_worker_counts(here: Path) -> None:
     two = {"engine": {"name": "ray", "workers": 2}, "stop": {"iterations": 3}, "name": "x"}
     first = train(two)
     whole = train(two, {"stop": {"iterations": 5}, "name": "whole"})
-    for changes, level in (({}, "exact"), ({"name": "local", "workers": 1}, "restarted"), ({"name": "ray"}, "restarted")):
+    for changes, level in (
+        ({}, "exact"),
+        ({"name": "local", "workers": 1}, "restarted"),
+        ({"name": "ray"}, "restarted"),
+    ):
         engine = {**two["engine"], **changes}
         more = 5 if level == "exact" else train_iterations(first) + 1
         again = paceline.train({"engine": engine, "stop": {"iterations": more}}, resume=first.path)

@@ -158,10 +158,11 @@ class Crew:
         until = now + limit if limit is not None else None
         while waiting:
             references = [*waiting, *(others.references if others is not None else ())]
-            ready, _ = ray.wait(references, num_returns=1, timeout=LOOK_SECONDS, fetch_local=False)
+            ready = ready_of(references)
+            if others is not None:
+                others.handle([reference for reference in ready if reference not in waiting])
             for reference in ready:
                 if reference not in waiting:
-                    others.handle(reference)
                     continue
                 member = waiting.pop(reference)
                 try:
@@ -253,6 +254,14 @@ class Crew:
             ray.wait(stops, num_returns=len(stops), timeout=5.0, fetch_local=False)
         for member in everyone:
             kill(member)
+
+
+def ready_of(references: list[Any]) -> list[Any]:
+    """Those that are there, as soon as one is; none after a while."""
+    ready, rest = ray.wait(references, num_returns=1, timeout=LOOK_SECONDS, fetch_local=False)
+    if ready and rest:
+        ready += ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=False)[0]
+    return ready
 
 
 def kill(member: Member) -> None:

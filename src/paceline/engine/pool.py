@@ -5,7 +5,7 @@ queue of limited length. When that is full, actors rest until the learner has ta
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError
 
 from paceline.engine.base import TrainingError
-from paceline.engine.crew import ASK_SECONDS, LOOK_SECONDS, Crew, Loss, Member, loss_of
+from paceline.engine.crew import ASK_SECONDS, LOOK_SECONDS, Crew, Loss, Member, loss_of, ready_of
 from paceline.engine.worker import Report
 
 SHORT_SECONDS = 0.05  # an actor with rollouts shorter than this has a second one in hand, so as not to wait for a call
@@ -57,14 +57,13 @@ class Pool:
             self.crew.admit()
             for loss in self.crew.silent(self._watched):
                 self._lose(loss)
-        if len(self.arrived) >= self.most:
-            return
+        at_work = Counter(id(member) for member, _ in self._out.values())
         for member in self.crew.members:
-            at_work = sum(1 for other, _ in self._out.values() if other is member)
+            if len(self.arrived) + len(self._out) >= self.most:
+                return
             seconds = sum(member.latest.seconds.values())
-            while at_work < (2 if self._ahead and 0 < seconds < SHORT_SECONDS else 1):
+            for _ in range(at_work[id(member)], 2 if self._ahead and 0 < seconds < SHORT_SECONDS else 1):
                 self._send(member)
-                at_work += 1
 
     def _send(self, member: Member) -> None:
         version, weights = self.weights
@@ -74,19 +73,22 @@ class Pool:
         self._watched[report] = member
         member.alive_at = time.monotonic()
 
-    def handle(self, reference: Any) -> None:
-        """A report is there."""
-        member, payload = self._out.pop(reference)
-        self._watched.pop(reference, None)
-        try:
-            report: Report = ray.get(reference, timeout=ASK_SECONDS)
-        except RayError as error:
-            if member in self.crew.members:  # else the loss is known
-                self._lose(loss_of(member, error))
-            return
-        member.account(report)
-        self.arrived.append(Arrival(member, report, payload))
+    def handle(self, references: list[Any]) -> None:
+        """Reports that are there. First of all their actors get new work: they are waiting."""
+        done = []
+        for reference in references:
+            if reference in self._out:
+                done.append((reference, *self._out.pop(reference)))
+                self._watched.pop(reference, None)
         self.tend()
+        for reference, member, payload in done:
+            try:
+                report: Report = ray.get(reference, timeout=ASK_SECONDS)
+            except RayError as error:
+                self._lose(loss_of(member, error))
+                continue
+            member.account(report)
+            self.arrived.append(Arrival(member, report, payload))
 
     def take(self, count: int, timeout: float) -> list[Arrival]:
         """The oldest `count`; waits for them, but not for ever."""
@@ -95,13 +97,12 @@ class Pool:
         while len(self.arrived) < count:
             ready: list[Any] = []
             if self._out:
-                ready, _ = ray.wait(self.references, num_returns=1, timeout=LOOK_SECONDS, fetch_local=False)
+                ready = ready_of(self.references)
             elif not self.crew.members:
                 self.crew.await_members(max(1.0, limit - time.monotonic()))
-            for reference in ready:
-                self.handle(reference)
+            if ready:
                 limit = time.monotonic() + timeout
-            self.tend()
+            self.handle(ready)
             if time.monotonic() > limit:
                 raise TrainingError(f"no worker brought anything for {timeout:g} s")
         taken = [self.arrived.popleft() for _ in range(count)]

@@ -59,7 +59,7 @@ class RayAsyncEngine(RayEngine):
         self.pool = Pool(
             self.actors,
             "contribution" if self._gradients else "rollout",
-            most=2 * max(self._count, self.workers),
+            most=self.workers + 2 * max(self._count, self.workers),
             ahead=not self._gradients,  # a gradient of old weights does harm, a rollout is corrected for
         )
 

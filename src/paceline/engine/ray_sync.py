@@ -6,6 +6,7 @@ was collected by those that are left is learned from again if somebody is lost.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from typing import Any
@@ -91,9 +92,7 @@ class RaySyncEngine(RayEngine):
             if lacking:
                 collected |= self._collect(lacking)
                 continue  # somebody may be gone
-            learned = self.team.learn(
-                lambda member, rank, backup: member.handle.learn.options(num_returns=3).remote(remaining, backup)
-            )
+            learned = self.team.learn(functools.partial(_begin_learning, remaining))
         return self._settle({member: collected[member] for member in learned}, learned, clock)
 
     def _collect(self, members: list[Member]) -> dict[Member, Report]:
@@ -135,6 +134,12 @@ class RaySyncEngine(RayEngine):
 
     def accounts(self) -> dict[str, Any]:
         return super().accounts() | {"straggling_seconds": self.straggling_seconds}
+
+
+def _begin_learning(remaining: float, member: Member, rank: int, backup: bool) -> Any:
+    if backup:
+        return member.handle.learn.options(num_returns=3).remote(remaining, True)
+    return member.handle.learn_along.remote(remaining), None, None
 
 
 def share(config: RunConfig, workers: int) -> RunConfig:

@@ -195,6 +195,10 @@ class Worker:
         """Learn from the own rollout together with the group. Until the next `collect` it can be taken back."""
         return self._learn(lambda: self.replica.algorithm.update(self._batch, remaining), backup, weights=False)
 
+    def learn_along(self, remaining: float) -> Report:
+        """The same for those whose state is not asked for."""
+        return self.learn(remaining, False)[0]
+
     def rollback(self) -> None:
         if self._snapshot is not None:
             self.replica.algorithm.load(self._snapshot)

@@ -23,7 +23,7 @@ class Head(ABC):
 
     @abstractmethod
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        """Random numbers for `shape` actions, `[*shape, k]`."""
+        """Random numbers for `shape` actions, `[*shape, …]`."""
 
     @abstractmethod
     def sample(self, out: Floats, noise: Floats) -> Array:
@@ -52,17 +52,18 @@ class CategoricalHead(Head):
         self._parts = [slice(stop - n, stop) for n, stop in zip(nvec, stops, strict=True)]
 
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        return rng.random((*shape, len(self.nvec)), np.float32)
+        """Gumbel's: the class whose logit and noise add up to most is a sample, and that takes two calls."""
+        noise: Floats = rng.standard_exponential((*shape, self.num_outputs), np.float32)
+        with np.errstate(divide="ignore"):  # a zero among billions becomes infinite, and its class is taken
+            np.log(noise, out=noise)
+        return np.negative(noise, out=noise)
 
     def sample(self, out: Floats, noise: Floats) -> Array:
-        action = np.empty((out.shape[1], len(self.nvec)), np.int64)
-        for k, part in enumerate(self._parts):
-            logits = out[part]
-            weight = np.exp(logits - np.maximum.reduce(logits, axis=0))
-            # Inverse of the cumulative distribution; the last class takes what rounding leaves.
-            up_to = np.add.accumulate(weight, axis=0)
-            np.add.reduce(up_to[:-1] <= noise[:, k] * up_to[-1], axis=0, out=action[:, k])
-        return action
+        scores: Floats = out.T + noise
+        if len(self._parts) == 1:
+            action: Array = scores.argmax(axis=1)[:, None]
+            return action
+        return np.stack([scores[:, part].argmax(axis=1) for part in self._parts], axis=1)
 
     def mode(self, out: Floats) -> Array:
         return np.stack([out[part].argmax(0) for part in self._parts], axis=1)

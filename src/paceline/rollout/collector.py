@@ -50,6 +50,7 @@ class Collector:
         self.env, self.policy, self.rng = env, policy, rng
         self._track_discounted, self._gamma = discount is not None, discount or 0.0
         self.batch = Batch.empty(steps, env.num_envs, env.observation, env.action)
+        self._reward: NDArray[np.float64] = np.zeros((steps, env.num_envs))
         self._done: NDArray[np.bool_] = np.zeros(env.num_envs, np.bool_)
         self._return: NDArray[np.float64] = np.zeros(env.num_envs)
         self._length: NDArray[np.int64] = np.zeros(env.num_envs, np.int64)
@@ -67,8 +68,11 @@ class Collector:
         self._return[:] = self._length[:] = self._discounted[:] = 0
 
     def collect(self, version: int = 0) -> Batch:
+        """T steps. What need not be done between two of them is done at the end: a simulator that takes milliseconds
+        has driven everything out of the caches by then, and each call costs many times as much.
+        """
         batch, env, act, clock = self.batch, self.env, self.policy.act, time.perf_counter
-        steps = len(batch.reward)
+        steps, reward64 = len(batch.reward), self._reward
         batch.obs[0] = batch.obs[-1]
         batch.episodes, batch.env_metrics, batch.version = [], [], version
         self.halted = False
@@ -81,21 +85,9 @@ class Collector:
             batch.action[t] = action
             if logp is not None and value is not None:
                 batch.logp[t], batch.value[t] = logp, value
-            np.logical_not(self._done, out=batch.valid[t])
             before = clock()
-            obs, reward, terminated, truncated = env.step(action)
+            batch.obs[t + 1], reward64[t], batch.terminated[t], batch.truncated[t] = env.step(action)
             env_seconds += clock() - before
-            batch.obs[t + 1], batch.reward[t] = obs, reward
-            batch.terminated[t], batch.truncated[t] = terminated, truncated
-            np.logical_or(terminated, truncated, out=self._done)
-            self._return += reward
-            self._length += batch.valid[t]
-            if self._track_discounted:
-                self._discounted *= self._gamma
-                self._discounted += reward
-                batch.discounted[t] = self._discounted
-            if np.count_nonzero(self._done):
-                self._finish()
             self.steps_taken += 1
             if self.halted and t + 1 >= least:
                 steps = t + 1
@@ -103,6 +95,7 @@ class Collector:
         if steps < len(batch.reward):
             batch.obs[-1] = batch.obs[steps]  # where the next rollout begins
             batch = batch.head(steps)
+        self._account(batch)
         batch.value[steps] = self.policy.value(batch.obs[steps])
         if value is None:
             self._judge(batch)
@@ -111,6 +104,25 @@ class Collector:
         self.act_seconds += clock() - begin - env_seconds
         return batch
 
+    def _account(self, batch: Batch) -> None:
+        """Which rows are valid, which episodes have finished, and the running discounted return."""
+        steps = len(batch.reward)
+        batch.reward[...] = self._reward[:steps]
+        ended = batch.terminated | batch.truncated
+        np.logical_not(self._done, out=batch.valid[0])
+        np.logical_not(ended[:-1], out=batch.valid[1:])
+        for t in range(steps):
+            reward = self._reward[t]
+            self._return += reward
+            self._length += batch.valid[t]
+            if self._track_discounted:
+                self._discounted *= self._gamma
+                self._discounted += reward
+                batch.discounted[t] = self._discounted
+            if np.count_nonzero(ended[t]):
+                self._finish(ended[t])
+        self._done[...] = ended[-1]
+
     def _judge(self, batch: Batch) -> None:
         """Log-probabilities and values of the whole rollout in one pass."""
         slots = batch.reward.size
@@ -118,12 +130,12 @@ class Collector:
         logp, value = self.policy.judge(observation, batch.action.reshape(slots, -1))
         batch.logp[...], batch.value[:-1] = logp.reshape(batch.logp.shape), value.reshape(batch.logp.shape)
 
-    def _finish(self) -> None:
-        for index in np.flatnonzero(self._done):
+    def _finish(self, ended: NDArray[np.bool_]) -> None:
+        for index in np.flatnonzero(ended):
             self.batch.episodes.append(Episode(float(self._return[index]), int(self._length[index])))
-        self._return[self._done] = 0.0
-        self._length[self._done] = 0
-        self._discounted[self._done] = 0.0
+        self._return[ended] = 0.0
+        self._length[ended] = 0
+        self._discounted[ended] = 0.0
 
     def state(self) -> dict[str, Any]:
         """Arrays and JSON: the environments where they can be saved, the running episodes, the generator."""
