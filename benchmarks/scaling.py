@@ -18,19 +18,21 @@ from tables import Row, bars_table
 
 _SMALL = "--set model.hidden=[64,64]"
 _BURN = (
-    "--preset none --algo ppo --env paceline/FixedCost-v0 --set "env.kwargs={cost_seconds: 0.00005, busy: true}" "
+    "--preset none --algo ppo --env paceline/FixedCost-v0 --set 'env.kwargs={cost_seconds: 0.00005, busy: true}' "
     "--envs-per-worker 8 --set ppo.rollout_steps=128 --set ppo.epochs=4 --set ppo.minibatch_size=256 "
     f"{_SMALL} --engine ray --set engine.scaling=weak"
 )
-_SLEEP = "--preset none --env paceline/FixedCost-v0 --set "env.kwargs={cost_seconds: 0.005}" --envs-per-worker 1 --engine ray"
-_ROLLOUT = "--set {algo}.rollout_steps=128"
+_SLEEP = (
+    "--preset none --env paceline/FixedCost-v0 --set 'env.kwargs={cost_seconds: 0.005}' --envs-per-worker 1 "
+    "--engine ray"
+)
 _SLEEP_ALGO = {
     "ppo": "--algo ppo --set ppo.rollout_steps=128 --set ppo.epochs=4 --set ppo.minibatch_size=128 "
     f"--set engine.scaling=weak {_SMALL}",
     "impala": f"--algo impala --set impala.rollout_steps=128 --set impala.batch_size=512 {_SMALL}",
 }
 _UNEVEN = (
-    "--preset none --env paceline/FixedCost-v0 --set "env.kwargs={cost_seconds: 0.001, cost_max_seconds: 0.01}" "
+    "--preset none --env paceline/FixedCost-v0 --set 'env.kwargs={cost_seconds: 0.001, cost_max_seconds: 0.01}' "
     "--envs-per-worker 1 --engine ray --workers 8"
 )
 START_LIMIT_SECONDS = 12.0
@@ -84,7 +86,7 @@ def sleeping(bench: Bench) -> list[Row]:
     rows: list[Row] = []
     for algo, factor in (("impala", 28.0), ("ppo", 24.0)):
         words = f"{_SLEEP} {_SLEEP_ALGO[algo]}"
-        iterations = 4 if bench.quick else 20
+        iterations = 4 if bench.quick else 30
         base = f"{words} --workers 1 --total-steps {128 * iterations}"
         more = f"{words} --workers 32 --total-steps {32 * 128 * iterations}"
         found = pairs(bench, f"sleeping, {algo}", base, more, bench.repeats)

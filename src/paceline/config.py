@@ -313,8 +313,8 @@ class EngineConfig(Section):
     scaling: Literal["strong", "weak"] = "strong"
     """PPO, A2C: `strong` keeps the rows of an iteration and of a minibatch, and the workers share them and the
     environments. `weak` gives each worker as many: all three grow with the workers."""
-    learning_rate_scaling: Literal["none", "sqrt", "linear"] = "none"
-    """With `scaling=weak`, multiply the learning rate by the (root of the) number of workers."""
+    learning_rate_scaling: Literal["keep", "sqrt", "linear"] = "keep"
+    """With `scaling=weak`: `keep` the learning rate, or multiply it by the number of workers or by its square root."""
     straggler_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """PPO, A2C: once this share of the workers has its rollout, the others stop theirs (at a quarter at the earliest).
     For slow or uneven environments; 0.6 is usual."""
@@ -366,7 +366,7 @@ class RunConfig(Section):
                 f"engine.workers={engine.workers}: the local engine is one process; leave engine.name to `auto`, or "
                 "set env.vector=async to step environments in several"
             )
-        if engine.learning_rate_scaling != "none" and engine.scaling != "weak":
+        if engine.learning_rate_scaling != "keep" and engine.scaling != "weak":
             raise ValueError(f"engine.learning_rate_scaling={engine.learning_rate_scaling} needs engine.scaling=weak")
         synchronous = self.algo in ("ppo", "a2c")
         if synchronous and engine.scaling == "strong" and engine.workers > self.env.envs_per_worker:

@@ -9,25 +9,48 @@ import pytest
 import paceline
 from paceline.evaluate import evaluate
 
-# algorithm, env, env steps allowed, score to reach, seeds
+# algorithm, env, env steps allowed, score to reach, seeds, workers
 SCORES = [
-    ("ppo", "CartPole-v1", 100_000, 475.0, 5),
-    ("ppo", "Acrobot-v1", 500_000, -90.0, 3),
-    ("ppo", "Pendulum-v1", 300_000, -250.0, 3),
-    ("ppo", "MountainCarContinuous-v0", 100_000, 85.0, 3),
-    ("ppo", "LunarLander-v3", 1_000_000, 200.0, 3),
-    ("a2c", "CartPole-v1", 500_000, 475.0, 5),
+    ("ppo", "CartPole-v1", 100_000, 475.0, 5, 1),
+    ("ppo", "Acrobot-v1", 500_000, -90.0, 3, 1),
+    ("ppo", "Pendulum-v1", 300_000, -250.0, 3, 1),
+    ("ppo", "MountainCarContinuous-v0", 100_000, 85.0, 3, 1),
+    ("ppo", "LunarLander-v3", 1_000_000, 200.0, 3, 1),
+    ("a2c", "CartPole-v1", 500_000, 475.0, 5, 1),
+    ("impala", "CartPole-v1", 300_000, 450.0, 3, 2),
+    ("a3c", "CartPole-v1", 500_000, 450.0, 3, 2),
 ]
-CASES = [(algo, env, steps, score, seed) for algo, env, steps, score, seeds in SCORES for seed in range(1, seeds + 1)]
+CASES = [
+    (algo, env, steps, score, seed, workers)
+    for algo, env, steps, score, seeds, workers in SCORES
+    for seed in range(1, seeds + 1)
+]
 SLACK = 1.02  # a budget ends at the first iteration at or past it
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize(("algo", "env", "steps", "score", "seed"), CASES)
-def test_preset_reaches_the_score(tmp_path: Path, algo: str, env: str, steps: int, score: float, seed: int) -> None:
-    run = paceline.train({"algo": algo, "env": env, "seed": seed, "out": str(tmp_path)})
+@pytest.mark.parametrize(("algo", "env", "steps", "score", "seed", "workers"), CASES)
+def test_preset_reaches_the_score(
+    tmp_path: Path, algo: str, env: str, steps: int, score: float, seed: int, workers: int
+) -> None:
+    engine = {"workers": workers} if workers > 1 else {}
+    run = paceline.train({"algo": algo, "env": env, "seed": seed, "out": str(tmp_path), "engine": engine})
+    assert run.summary["workers"] == workers
     assert run.summary["env_steps"] <= steps * SLACK
     result = evaluate(run, which="last", episodes=100, seed=10_000 + seed)
     assert result["episodes"] == 100
     assert result["return_mean"] >= score
+
+
+def test_two_workers_learn_as_fast_per_step_as_one(tmp_path: Path) -> None:
+    """The env steps to 475 of three seeds each: their ranges overlap."""
+    steps: dict[int, list[int]] = {}
+    for workers in (1, 2):
+        for seed in range(1, 4):
+            tree = {"env": "CartPole-v1", "seed": seed, "out": str(tmp_path), "stop": {"return_mean": 475}}
+            run = paceline.train({**tree, "engine": {"workers": workers}})
+            assert "return" in run.outcome.reason
+            steps.setdefault(workers, []).append(run.summary["env_steps"])
+    one, two = steps[1], steps[2]
+    assert min(two) <= max(one) and min(one) <= max(two), steps

@@ -44,6 +44,7 @@ class Member:
     pulse: Any = None
     ticks: int = -1
     alive_at: float = 0.0
+    began_at: float = 0.0
     lost: bool = False
 
     @property

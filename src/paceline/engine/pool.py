@@ -16,7 +16,8 @@ from paceline.engine.base import TrainingError
 from paceline.engine.crew import ASK_SECONDS, LOOK_SECONDS, Crew, Loss, Member, loss_of, ready_of
 from paceline.engine.worker import Report
 
-SHORT_SECONDS = 0.05  # an actor with rollouts shorter than this has a second one in hand, so as not to wait for a call
+NEARLY = 0.9  # of a rollout: then the next one is asked for
+SHORT_SECONDS = 0.05  # rollouts shorter than this are always asked for in advance
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,20 @@ class Pool:
         for member in self.crew.members:
             if len(self.arrived) + len(self._out) >= self.most:
                 return
-            seconds = sum(member.latest.seconds.values())
-            for _ in range(at_work[id(member)], 2 if self._ahead and 0 < seconds < SHORT_SECONDS else 1):
+            for _ in range(at_work[id(member)], 2 if self._ahead and self._nearly_done(member, now) else 1):
                 self._send(member)
+
+    def _nearly_done(self, member: Member, now: float) -> bool:
+        """By the time the last one took. The next is asked for before this one is there, so that the actor does not
+        wait for it, but not long before: it is to begin with new weights."""
+        last = sum(seconds for part, seconds in member.latest.seconds.items() if part != "idle")
+        return 0 < last and (last < SHORT_SECONDS or now - member.began_at > NEARLY * last)
 
     def _send(self, member: Member) -> None:
         version, weights = self.weights
         method = getattr(member.handle, self._method).options(num_returns=2)
+        if all(other is not member for other, _ in self._out.values()):
+            member.began_at = time.monotonic()
         report, payload = method.remote(version, [weights])
         self._out[report] = member, payload
         self._watched[report] = member
@@ -79,6 +87,7 @@ class Pool:
         for reference in references:
             if reference in self._out:
                 done.append((reference, *self._out.pop(reference)))
+                done[-1][1].began_at = time.monotonic()  # with the next one, if it has it
                 self._watched.pop(reference, None)
         self.tend()
         for reference, member, payload in done:

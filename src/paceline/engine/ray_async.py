@@ -179,5 +179,6 @@ class RayAsyncEngine(RayEngine):
 
     def actor_lane(self) -> Lane:
         lane = mean_lane(self.actors.members)
-        lane["idle"] = max(0.0, time.perf_counter() - self._began - sum(lane.values()))
+        rest = time.perf_counter() - self._began - sum(lane.values())
+        lane["idle"] = lane.get("idle", 0.0) + max(0.0, rest)
         return lane

@@ -7,12 +7,15 @@ import secrets
 import shutil
 import socket
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from paceline import machine
 from paceline.config import EngineConfig, UserError
@@ -21,6 +24,7 @@ CONNECT_SECONDS = 10.0
 OBJECT_STORE_SHARE = 0.1  # of the memory that is ours
 OBJECT_STORE_BYTES = (80_000_000, 1_000_000_000)
 PLACEMENT_SECONDS = 60.0
+SHUTDOWN_SECONDS = 15.0
 OURS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -178,7 +182,7 @@ class Cluster:
 
                 with suppress(self.ray.exceptions.RayError):
                     remove_placement_group(self._group)
-            self.ray.shutdown()
+            self._shut_down()
         for name, value in self._variables.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -188,6 +192,18 @@ class Cluster:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+    def _shut_down(self) -> None:
+        """Ray's own way, and if that takes too long and it is ours, the processes that we started."""
+        ours = psutil.Process().children(recursive=True) if self.is_own else []
+        ending = threading.Thread(target=self.ray.shutdown, daemon=True)
+        ending.start()
+        ending.join(SHUTDOWN_SECONDS)
+        if ending.is_alive():
+            for process in ours:
+                with suppress(psutil.Error):
+                    process.kill()  # it looks whether the number still means the same process
+            ending.join(SHUTDOWN_SECONDS)
 
     def _set(self, variables: dict[str, str]) -> None:
         for name, value in variables.items():

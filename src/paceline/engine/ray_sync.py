@@ -43,7 +43,7 @@ class RaySyncEngine(RayEngine):
         if engine.scaling == "strong":
             return ["scaling    strong: the workers share the rows of an iteration; the learning rate stays"]
         rate = self.worker_config.hyper.learning_rate
-        rule = {"none": "stays", "sqrt": "grows with their root", "linear": "grows with them"}
+        rule = {"keep": "stays", "sqrt": "grows with their root", "linear": "grows with them"}
         return [
             f"scaling    weak: {self.workers} times the rows of one worker an iteration; the learning rate "
             f"{rule[engine.learning_rate_scaling]}: {rate:g}"
@@ -146,7 +146,7 @@ def share(config: RunConfig, workers: int) -> RunConfig:
     """The config of each of `workers` replicas: what grows with them has grown. A minibatch is that of all together."""
     if workers == 1 or config.engine.scaling == "strong":
         return config
-    factor = {"none": 1.0, "sqrt": math.sqrt(workers), "linear": float(workers)}[config.engine.learning_rate_scaling]
+    factor = {"keep": 1.0, "sqrt": math.sqrt(workers), "linear": float(workers)}[config.engine.learning_rate_scaling]
     hyper = config.hyper
     changes: dict[str, Any] = {"learning_rate": factor * hyper.learning_rate}
     if config.algo == "ppo":

@@ -94,7 +94,7 @@ class Worker:
         self._snapshot: dict[str, Any] | None = None
         self._batch: Any = None
         self._weights_version = -1
-        self._begun = False  # the episodes of an actor
+        self._begun, self._ended = False, 0.0  # the episodes of an actor, its last rollout
         self._sample_at = 0.0
         self._memory, self._cpu_seconds = 0, 0.0
 
@@ -282,6 +282,7 @@ class Worker:
 
     def _pull(self, version: int, weights: list[Any]) -> dict[str, float]:
         began = time.perf_counter()
+        idle = began - self._ended if self._begun else 0.0
         if not self._begun:
             assert self.replica.collector is not None
             self.replica.collector.start()
@@ -289,7 +290,7 @@ class Worker:
         if version != self._weights_version:
             self.replica.algorithm.load_weights(ray.get(weights[0], timeout=FETCH_SECONDS))
             self._weights_version = version
-        return {"sync": time.perf_counter() - began}
+        return {"sync": time.perf_counter() - began, "idle": idle}
 
     def _actor_report(self, batch: Any, seconds: dict[str, float], payload: dict[str, Any]) -> Report:
         report = self._report(
@@ -297,6 +298,7 @@ class Worker:
         )
         report.version = self._weights_version
         report.bytes_moved = sum(getattr(value, "nbytes", 8) for value in payload.values())
+        self._ended = time.perf_counter()
         return report
 
     # -- for all --------------------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ class FixedCost(Probe):
             self.cost = float(self.np_random.uniform(self.cost_seconds, self.cost_max_seconds))
 
     def _observe(self) -> Observation:
-        return self.np_random.uniform(-1.0, 1.0, 4).astype(np.float32)
+        return self.np_random.random(4, np.float32)
 
     def step(self, action: Any) -> Step:
         if self.busy:
