@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint test-learning test-cluster bench-setup bench clean
+.PHONY: help setup train test lint test-learning test-faults test-cluster bench-setup bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ test: setup lint  ## the tests, in a few minutes
 test-learning: setup  ## every published score, over several seeds; ten minutes
 	$(BIN)/python -m pytest -m learning tests/learning
 
+test-faults: setup  ## workers killed, stopped and broken while they train; ten minutes
+	$(BIN)/python -m pytest -m faults tests/engine
+
 test-cluster: setup  ## Ray over two hosts made on this machine, as root; a minute
 	@[ "$$(id -u)" = 0 ] || { echo "make test-cluster makes hosts out of namespaces: run it as root"; exit 1; }
 	@command -v ip >/dev/null || { echo "make test-cluster needs ip: apt-get install iproute2"; exit 1; }
@@ -49,6 +52,7 @@ bench-setup:  ## make the peers' environment
 
 bench: setup bench-setup  ## speed against Stable-Baselines3 and RLlib, in one run
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/scaling.py
 
 clean:  ## remove caches; runs and environments stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

@@ -25,16 +25,17 @@ from paceline import api
 from paceline.cli import TRAIN_FLAGS, make_parser
 from paceline.env import check
 from paceline.resolve import keys, merge, read_file
+from paceline.run.directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md"]
 EXTENDING = ROOT / "docs/extending.md"
-MADE_BY_BENCH = "benchmarks/results/latest.md"
+MADE_BY_BENCH = ("benchmarks/results/latest.md", "benchmarks/results/scaling.md")
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[a-z ]+): (?P<note>[^\n]*) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
 )
-OF_OTHER_PROGRAMS = {"--logdir", "--port"}
+OF_OTHER_PROGRAMS = {"--logdir", "--port", "--head"}
 MARKS = {"", "not run", "file", "given", "example", "source"}
 SECONDS = 60.0
 
@@ -104,6 +105,8 @@ def test_a_page_works_as_shown(page: Path, checkout: Path, cli: Cli) -> None:
             run_shell(block, cli)
         elif block.language == "console":
             run_console(block, cli)
+    runs = [path.parent for path in Path("runs").glob("*/summary.json")]
+    assert not {name for run in runs for name in undescribed(RunDirectory(run))}
 
 
 def run_shell(block: Block, cli: Cli) -> None:
@@ -265,8 +268,16 @@ def test_every_file_and_key_of_a_run_is_described(checkout: Path, cli: Cli) -> N
     assert cli("evaluate", run.path, "--episodes", 2).code == 0
     tree = text.partition("```\n")[2].partition("```")[0]
     assert not [path.name for path in run.path.iterdir() if path.name[0] != "." and path.name not in tree]
-    records = [run.summary, run.read_status(), read_file(run.provenance_path)]
+    assert len(names_in(run)) > 70
+    assert not undescribed(run)
+
+
+def names_in(run: RunDirectory) -> set[str]:
+    records = [run.read_summary(), run.read_status(), read_file(run.provenance_path)]
     rows = [*run.read_metrics(), *run.read_eval()]
-    names = {name for record in (*records, *rows) for name in record}
-    assert len(names) > 70
-    assert not sorted(name for name in names if f"`{name}`" not in text)
+    return {name for record in (*records, *rows) for name in record if not name.startswith("env/")}
+
+
+def undescribed(run: RunDirectory) -> list[str]:
+    text = (ROOT / "docs/files.md").read_text(encoding="utf-8")
+    return sorted(name for name in names_in(run) if f"`{name}`" not in text)

@@ -1,4 +1,4 @@
-"""Workers that are killed, stopped, broken or stuck at any time: the run goes on, counts exactly, and leaves nothing."""
+"""Workers killed, stopped, broken or stuck at any time: the run goes on, counts exactly, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import audited
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 AUDITED = Path(audited.__file__)
+ENDLESS = "train --env CartPole-v1 --engine ray --workers 2 --name x --total-steps 100M"
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -156,7 +157,7 @@ def test_an_environment_that_fails_everywhere_ends_the_run_with_its_traceback_on
 
 
 def test_the_driver_is_killed(here: Path, start: Start) -> None:
-    words = "train --env CartPole-v1 --engine ray --workers 2 --name x --total-steps 100M".split()
+    words = ENDLESS.split()
     process = start(*words, **to_file(here))
     wait_for(lambda: iterations(here / "runs/x") > 3)
     family = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
@@ -172,7 +173,7 @@ def test_the_driver_is_killed(here: Path, start: Start) -> None:
 
 
 def test_a_signal_saves_and_stops(here: Path, start: Start) -> None:
-    words = "train --env CartPole-v1 --engine ray --workers 2 --name x --total-steps 100M".split()
+    words = ENDLESS.split()
     process = start(*words, **to_file(here))
     wait_for(lambda: iterations(here / "runs/x") > 3)
     process.send_signal(signal.SIGTERM)

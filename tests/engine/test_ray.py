@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import threading
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,21 +95,129 @@ def test_resume_across_engines_and_worker_counts(here: Path) -> None:
     two = {"engine": {"name": "ray", "workers": 2}, "stop": {"iterations": 3}, "name": "x"}
     first = train(two)
     whole = train(two, {"stop": {"iterations": 5}, "name": "whole"})
-    for changes, level in (
-        ({}, "exact"),
-        ({"name": "local", "workers": 1}, "restarted"),
-        ({"name": "ray"}, "restarted"),
+    again = paceline.train({"stop": {"iterations": 5}}, resume=first.path)
+    assert (again / "resume.json").read_text().count("exact") == 1
+    mine, theirs = weights(again), weights(whole)
+    for name in mine:
+        np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
+    other = paceline.train({"engine": {"name": "local", "workers": 1}, "stop": {"iterations": 6}}, resume=first.path)
+    assert other.summary["iterations"] == 6 and (other / "resume.json").read_text().count("restarted") == 1
+    back = paceline.train({"engine": {"name": "ray", "workers": 3}, "stop": {"iterations": 7}}, resume=first.path)
+    assert (back.summary["iterations"], back.summary["workers"]) == (7, 3)
+
+
+# -- what it does with workers ----------------------------------------------------------------------------------------
+
+
+def test_weak_scaling_and_what_is_written(here: Path, cli: Callable[..., Any]) -> None:
+    line = "train --env CartPole-v1 --preset none --engine ray --workers 3 --iterations 3 --envs-per-worker 4 --name x"
+    sets = "ppo.rollout_steps=32 ppo.minibatch_size=64 engine.scaling=weak engine.learning_rate_scaling=sqrt"
+    result = cli(
+        *line.split(), *(word for item in sets.split() for word in ("--set", item)), "--set", "eval.every_steps=1"
+    )
+    assert result.code == 0, result.err
+    run = paceline.api.RunDirectory(Path("runs/x"))
+    summary, row = run.read_summary(), run.read_metrics()[-1]
+    assert summary["env_steps"] > 3 * 3 * 4 * 32 * 0.8 and summary["workers"] == 3
+    assert row["learning_rate"] == pytest.approx(3e-4 * 3**0.5)
+    assert row["workers_healthy"] == 3 and row["workers_lost"] == 0 and row["bytes_moved"] > 0
+    assert (
+        set(summary["worker_time_split"]) == {"0", "1", "2"}
+        and summary["hosts"][0]["env_steps"] == summary["env_steps"]
+    )
+    split = summary["time_split"]
+    assert sum(split.values()) == pytest.approx(summary["wall_seconds"], rel=0.02) and split["sync"] > 0
+    for words in (
+        "workers    3 on a Ray of our own",
+        "weak: 3 times",
+        "grows with their root",
+        "verdict    ",
+        "(127.0.0.1)",
     ):
-        engine = {**two["engine"], **changes}
-        more = 5 if level == "exact" else train_iterations(first) + 1
-        again = paceline.train({"engine": engine, "stop": {"iterations": more}}, resume=first.path)
-        assert again.summary["iterations"] == more
-        assert (again / "resume.json").read_text().count(level) == 1
-        if level == "exact":
-            mine, theirs = weights(again), weights(whole)
-            for name in mine:
-                np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
+        assert words in result.out
+    if os.cpu_count() == 2:
+        assert "warning    3 processes share 2 core(s)" in result.out
+    assert len(run.read_eval()) == 3 and (run.logs_path / "worker-002.log").exists()
 
 
-def train_iterations(run: Run) -> int:
-    return int(run.summary["iterations"])
+def test_a_straggler_is_hurried_up(here: Path) -> None:
+    slow = here / "slow.py"
+    slow.write_text(
+        "import os, time\nfrom paceline.env.probe import FixedCost\n\n"
+        "class Uneven(FixedCost):\n"
+        "    def __init__(self):\n        super().__init__(0.0)\n"
+        "        try:\n            os.close(os.open('taken', os.O_CREAT | os.O_EXCL))\n            self.slow = 0.05\n"
+        "        except FileExistsError:\n            self.slow = 0.0\n"
+        "    def step(self, action):\n        time.sleep(self.slow)\n        return super().step(action)\n"
+    )
+    env = {"id": f"{slow}:Uneven", "envs_per_worker": 3, "vector": "sync"}
+    settings = {"env": env, "ppo": {"rollout_steps": 40, "minibatch_size": 60}, "stop": {"iterations": 4}}
+    run = train(settings, {"engine": {"name": "ray", "workers": 3, "straggler_share": 0.6}})
+    slots = 3 * 40 * 4
+    assert 0.7 * slots < run.summary["env_steps"] < 0.95 * slots
+    split = run.summary["time_split"]
+    assert run.summary["train_seconds"] - split["save"] < 4 * 40 * 0.05 * 0.9
+
+
+def test_several_learners_and_replay(here: Path) -> None:
+    settings = {"algo": "impala", "impala": {"rollout_steps": 8, "batch_size": 128, "replay_ratio": 0.5}, "seed": 3}
+    engine = {"name": "ray", "workers": 2, "learners": 2}
+    run = paceline.train({**settings, "engine": engine, "stop": {"iterations": 6}}, preset="none")
+    row = run.read_metrics()[-1]
+    assert row["bytes_moved"] > 0 and row["policy_lag_mean"] >= 0 and row["queued_rollouts"] >= 0
+    assert run.summary["optimizer_steps"] == 9 and run.summary["actor_time_split"]["env"] > 0
+    more = paceline.train({"stop": {"iterations": 8}, "engine": {"learners": 1}}, resume=run.path)
+    assert more.summary["iterations"] == 8 and more.summary["optimizer_steps"] == 12
+
+
+def test_init_from(here: Path) -> None:
+    first = train({"engine": {"name": "local"}, "stop": {"iterations": 1}, "name": "first"})
+    engine = {"name": "ray", "workers": 2}
+    second = train({"engine": engine, "stop": {"iterations": 1}, "name": "second"}, init_from=first.path)
+    for name, value in weights(second, "0").items():
+        if ".policy." in name:
+            np.testing.assert_array_equal(value, weights(first)[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "bound"),
+    [
+        (
+            {"env": {"id": "paceline/FixedCost-v0", "kwargs": {"cost_seconds": 0.02}, "envs_per_worker": 2}},
+            "env-waiting",
+        ),
+        ({"model": {"hidden": [512, 512]}, "ppo": {"epochs": 20, "minibatch_size": 256}}, "learner"),
+    ],
+)
+def test_the_verdict(settings: Tree, bound: str, here: Path) -> None:
+    run = train(settings, {"engine": {"name": "ray", "workers": 2}, "stop": {"max_time": "14s"}})
+    assert run.summary["verdict"].startswith(f"{bound}-bound"), run.summary["verdict"]
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_an_address_where_nothing_is(here: Path, command: Callable[..., Any]) -> None:
+    began = time.monotonic()
+    result = command("train", "--env", "CartPole-v1", "--set", "engine.address=127.0.0.1:9", "--name", "x")
+    assert result.code == 2 and "engine.address=127.0.0.1:9" in result.err and "ray start --head" in result.err
+    assert result.err.count("\n") == 1 and time.monotonic() - began < 30 and not (here / "runs").exists()
+
+
+def test_an_address_where_something_else_is(here: Path, command: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        began = time.monotonic()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        result = command("train", "--env", "CartPole-v1", "--set", f"engine.address={address}")
+        assert result.code == 2 and address in result.err and time.monotonic() - began < 30, result.err
+
+
+def test_a_bad_environment_is_the_users_input(here: Path, command: Callable[..., Any]) -> None:
+    result = command("train", "--env", "CartPole-v9", "--workers", "2")
+    assert result.code == 2 and "CartPole-v9" in result.err and result.err.count("\n") == 1
+    assert not (here / "runs").exists()
+
+
+def test_more_workers_than_environments_to_share(here: Path, cli: Callable[..., Any]) -> None:
+    result = cli("train", "--env", "CartPole-v1", "--workers", "9", "--envs-per-worker", "8", "--preset", "none")
+    assert result.code == 2 and "engine.scaling=weak" in result.err

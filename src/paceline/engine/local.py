@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from paceline import machine
@@ -11,7 +12,7 @@ from paceline.engine.base import Engine, Iteration
 from paceline.engine.clock import Clock
 from paceline.engine.replica import Replica
 from paceline.model.policy import Policy
-from paceline.rollout.batch import Episode
+from paceline.rollout.batch import Batch, Episode
 
 
 class LocalEngine(Engine):
@@ -22,6 +23,8 @@ class LocalEngine(Engine):
         self.config = config
         self.replica = Replica(config, envs=config.env.envs_per_worker, resumes=resumes)
         self.threads, self.cores = self.replica.threads, machine.cores()
+        slots = config.env.envs_per_worker * config.hyper.rollout_steps
+        self._rollouts = math.ceil(config.impala.batch_size / slots) if config.algo == "impala" else 1
         self.parameters = self.policy.parameters.numel()
 
     @property
@@ -57,12 +60,29 @@ class LocalEngine(Engine):
         return collector.restore(state["collectors"][0])
 
     def iterate(self, remaining: float, clock: Clock) -> Iteration:
-        batch, collecting = self.replica.collect()
+        batch = self._collect(clock)
         metrics, learning = self.replica.learn(batch, remaining)
-        for part, seconds in (collecting | learning).items():
+        for part, seconds in learning.items():
             clock.add(part, seconds)
         self.optimizer_steps = self.algorithm.optimizer_steps
         return Iteration(batch.env_steps, metrics, batch.episodes, batch.env_metrics)
+
+    def _collect(self, clock: Clock) -> Batch:
+        """A rollout; as many as its batch takes for IMPALA."""
+        parts, episodes, env_metrics = [], [], []
+        while True:
+            batch, seconds = self.replica.collect()
+            for part, spent in seconds.items():
+                clock.add(part, spent)
+            if self._rollouts == 1:
+                return batch
+            parts.append({name: array.copy() for name, array in batch.arrays().items()})
+            episodes += batch.episodes
+            env_metrics += batch.env_metrics
+            if len(parts) == self._rollouts:
+                whole = Batch.join(parts)
+                whole.episodes, whole.env_metrics, whole.version = episodes, env_metrics, batch.version
+                return whole
 
     def evaluate(self, episodes: int, *, stochastic: bool, number: int) -> list[Episode]:
         return self.replica.evaluate(episodes, stochastic=stochastic, number=number)

@@ -69,7 +69,7 @@ class Pool:
         """By the time the last one took. The next is asked for before this one is there, so that the actor does not
         wait for it, but not long before: it is to begin with new weights."""
         last = sum(seconds for part, seconds in member.latest.seconds.items() if part != "idle")
-        return 0 < last and (last < SHORT_SECONDS or now - member.began_at > NEARLY * last)
+        return last > 0 and (last < SHORT_SECONDS or now - member.began_at > NEARLY * last)
 
     def _send(self, member: Member) -> None:
         version, weights = self.weights

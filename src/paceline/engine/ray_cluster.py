@@ -104,14 +104,14 @@ class Cluster:
             if not host or not port.isdecimal():
                 raise UserError(f"{what}: host:port is expected, for example 10.0.0.1:6379")
             try:
-                socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+                _knock(host, int(port))
             except OSError as error:
                 raise UserError(
-                    f"{what}: no connection within {CONNECT_SECONDS:g} s ({error}); is the head of the Ray cluster "
-                    "running there (`ray start --head`), and can this machine reach it?"
+                    f"{what}: no Ray answers there within {CONNECT_SECONDS:g} s ({error}); is the head of the cluster "
+                    "running (`ray start --head`), and can this machine reach it?"
                 ) from None
         # A reachable port that is no Ray, or another token, would otherwise be tried for minutes.
-        self._set({"RAY_gcs_server_request_timeout_seconds": "10", "RAY_gcs_rpc_server_connect_timeout_s": "10"})
+        self._set({"RAY_gcs_server_request_timeout_seconds": "8", "RAY_gcs_rpc_server_connect_timeout_s": "8"})
         try:
             with _quiet():
                 self.ray.init(address=self.address, log_to_driver=False, configure_logging=False)
@@ -213,6 +213,14 @@ class Cluster:
         raylet: Any = self.ray._raylet
         raylet.Config.initialize("")
         raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _knock(host: str, port: int) -> None:
+    """An OSError unless a server of HTTP/2, as Ray's is, answers: Ray itself would try for a minute."""
+    with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as link:
+        link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        if len(link.recv(9)) < 4:
+            raise OSError("it hung up")
 
 
 def _share(cpus: list[float], places: int) -> float:

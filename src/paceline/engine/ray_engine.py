@@ -149,6 +149,8 @@ class RayEngine(Engine):
             f"workers    {self.workers} on {where}: {hosts}",
             *self._describe_schedule(),
         ]
+        if self._parcel.left_out:
+            lines.append(f"note       too large to be sent along, and left at home: {', '.join(self._parcel.left_out)}")
         processes = self.workers + self.learners()
         if processes > self.cores:
             lines.append(
