@@ -136,7 +136,7 @@ def read_run(directory: Path) -> Record:
         "peak_memory_bytes": summary["peak_memory_bytes"],
         "worker_memory_bytes": summary.get("worker_memory_bytes"),
         "verdict": summary["verdict"],
-        "learning_flop": steps * config["ppo"]["epochs"] * flop_per_row(config["model"]["hidden"]),
+        "learning_flop": steps * config.get("ppo", {}).get("epochs", 1) * flop_per_row(config["model"]["hidden"]),
     }
 
 

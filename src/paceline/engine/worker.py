@@ -93,6 +93,7 @@ class Worker:
         self._order: Order | None = None
         self._snapshot: dict[str, Any] | None = None
         self._batch: Any = None
+        self._joining = False
         self._weights_version = -1
         self._begun, self._ended = False, 0.0  # the episodes of an actor, its last rollout
         self._sample_at = 0.0
@@ -179,7 +180,11 @@ class Worker:
         from paceline.collective import join
 
         self.replica.algorithm.group.close()
-        self.replica.algorithm.group = join(membership, cores=machine.cores())
+        self._joining = True  # it may have to wait for others, within limits of its own
+        try:
+            self.replica.algorithm.group = join(membership, cores=machine.cores())
+        finally:
+            self._joining = False
 
     # -- replicas: collect and learn ------------------------------------------------------------------------------
 
@@ -350,7 +355,7 @@ class Worker:
         replica = getattr(self, "replica", None)
         if replica is None:
             return Pulse(0, False)
-        return Pulse(replica.ticks, replica.algorithm.group.waiting)
+        return Pulse(replica.ticks, self._joining or replica.algorithm.group.waiting)
 
     @ray.method(concurrency_group="control")
     def halt(self) -> None:
