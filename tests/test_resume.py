@@ -76,7 +76,7 @@ def level(run: Run | Path) -> str:
 def test_cut_and_continued(kind: str, here: Path, content: Content, stable_rows: Rows) -> None:
     whole = train(settings(kind, 7, name="whole"))
     cut = train(settings(kind, 3, name="cut"))
-    running = checkpoint.load(checkpoint.find(cut.path))[1]["engine"]["collector"]
+    running = checkpoint.load(checkpoint.find(cut.path))[1]["engine"]["collectors"][0]
     lengths = checkpoint.load(checkpoint.find(cut.path))[0][running["length"]["$array"]]
     assert (lengths > 0).any(), "no episode is cut in its middle: the test would show nothing"
     again = train({"stop": {"iterations": 7}}, resume=cut.path)
@@ -284,9 +284,9 @@ def test_restarted(strict: bool, here: Path, cli: Callable[..., Any], content: C
         if name.startswith("engine.algorithm"):
             assert now[name] == value, name
     assert now["engine"]["algorithm"] == at_cut["engine"]["algorithm"] and now["loop"] == at_cut["loop"]
-    assert now["engine"]["collector"]["rng"] == at_cut["engine"]["collector"]["rng"]
-    assert now["engine.collector.length"] != at_cut["engine.collector.length"]  # unfinished episodes were dropped
-    assert set(now["engine.collector.length"][2]) == {0}
+    assert now["engine"]["collectors"][0]["rng"] == at_cut["engine"]["collectors"][0]["rng"]
+    assert now["engine.collectors.0.length"] != at_cut["engine.collectors.0.length"]  # unfinished episodes were dropped
+    assert set(now["engine.collectors.0.length"][2]) == {0}
     assert [row["env_steps"] for row in run.read_metrics()] == [row["env_steps"] for row in rows]
     assert len(_table(run)) == 4 and all(row["iteration"] <= 4 for row in run.read_eval())
 
@@ -305,9 +305,9 @@ def test_restarted_environments_have_a_stream_of_their_own(here: Path) -> None:
     Path("opaque.py").write_text(textwrap.dedent(OPAQUE))
     env = {"id": "opaque.py:Env", "envs_per_worker": 4}
     run = train(settings("probe", 1, env=env, name="a"))
-    first = checkpoint.load(checkpoint.find(run.path, "0"))[0]["engine.collector.obs"]
+    first = checkpoint.load(checkpoint.find(run.path, "0"))[0]["engine.collectors.0.obs"]
     train({}, resume=run.path)
-    second = checkpoint.load(checkpoint.find(run.path))[0]["engine.collector.obs"]
+    second = checkpoint.load(checkpoint.find(run.path))[0]["engine.collectors.0.obs"]
     assert (first[:, 1] != second[:, 1]).all()
 
 

@@ -84,7 +84,7 @@ TRAIN: list[tuple[str, str]] = [
     ("--algo pp0", "algo=pp0 ppo, a2c 'ppo'"),
     ("--algo sac", "algo=sac ppo, a2c"),
     ("--engine slurm", "engine.name=slurm auto, local"),
-    ("--workers 2", "engine.workers=2 one process env.vector=async"),
+    ("--workers 2 --engine local", "engine.workers=2 one process env.vector=async"),
     ("--total-steps -5", "stop.total_steps=-5 greater than or equal to 1"),
     ("--total-steps 0", "stop.total_steps=0 greater than or equal to 1"),
     ("--total-steps many", "stop.total_steps=many integer"),
