@@ -30,6 +30,8 @@ OURS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_enable_metrics_collection": "0",
+    "RAY_DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S": "1",  # to notice in seconds that the driver was killed
+    "RAY_RUNTIME_ENV_AGENT_CHECK_PARENT_INTERVAL_S": "1",
     "RAY_worker_niceness": "0",  # ours are not a background job; Ray's default is 15
 }
 
