@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from measuring import BenchError, Record, first_iteration_seconds, machine, ours, peer, sgemm_gflops, versions
+from measuring import ROOT, BenchError, Record, first_iteration_seconds, machine, ours, peer, sgemm_gflops, versions
 from run import _GRID5000, _PPO_CARTPOLE, JOBS, Bench, Pairs, facts_of, less_work, say, write_results
 from tables import Row, bars_table
 
@@ -161,7 +161,7 @@ def main() -> int:
                 say(failures[-1])
     path = write_results(bench, rows, {**facts, "failures": failures}, "quick-scaling" if options.quick else "scaling")
     print(bars_table(rows))
-    print(f"\nWritten to {path}.")
+    print(f"\nWritten to {path.relative_to(ROOT)}.")
     return int(bool(failures) or not all(row.passed for row in rows))
 
 
