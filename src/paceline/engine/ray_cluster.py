@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import warnings
@@ -30,10 +33,24 @@ OURS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_enable_metrics_collection": "0",
-    "RAY_DASHBOARD_AGENT_CHECK_PARENT_INTERVAL_S": "1",  # to notice in seconds that the driver was killed
-    "RAY_RUNTIME_ENV_AGENT_CHECK_PARENT_INTERVAL_S": "1",
     "RAY_worker_niceness": "0",  # ours are not a background job; Ray's default is 15
 }
+
+# Waits for the end of the driver, then ends those of its processes that are left: the kernel ends most of them with
+# it, but two helpers of Ray stay for minutes when the driver is killed.
+WATCH = """
+import json, sys, time
+import psutil
+lines = [line for line in sys.stdin]
+time.sleep(2)
+for pid, born in (json.loads(lines[-1]) if lines else ()):
+    try:
+        process = psutil.Process(pid)
+        if process.create_time() == born:
+            process.kill()
+    except psutil.Error:
+        pass
+"""
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,7 @@ class Cluster:
         self._folder: Path | None = None
         self._variables: dict[str, str | None] = {}
         self._group: Any = None
+        self._watch: subprocess.Popen[str] | None = None
         self.address = config.address or os.environ.get("RAY_ADDRESS") or "local"
         self.is_own = self.address == "local"
         try:
@@ -163,6 +181,20 @@ class Cluster:
                 f"{share:g} of its {self.cpus:g} CPUs within {PLACEMENT_SECONDS:g} s; is another job using it? "
                 "`ray status` tells"
             )
+        if self.is_own:
+            self._watch_over()
+
+    def _watch_over(self) -> None:
+        """See to it that what we have started ends with us, even if we are killed."""
+        words = [sys.executable, "-c", WATCH]
+        quiet = subprocess.DEVNULL
+        self._watch = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, text=True, start_new_session=True
+        )
+        ours = [(p.pid, p.create_time()) for p in psutil.Process().children(recursive=True) if p.pid != self._watch.pid]
+        assert self._watch.stdin is not None
+        self._watch.stdin.write(json.dumps(ours) + "\n")
+        self._watch.stdin.flush()
 
     def spawn(self, place: int) -> Any:
         """A worker process at one of the reserved places; it is not waited for."""
@@ -185,6 +217,10 @@ class Cluster:
                 with suppress(self.ray.exceptions.RayError):
                     remove_placement_group(self._group)
             self._shut_down()
+        if self._watch is not None:
+            self._watch.kill()  # there is nothing left to watch over
+            self._watch.communicate()
+            self._watch = None
         for name, value in self._variables.items():
             if value is None:
                 os.environ.pop(name, None)
