@@ -106,19 +106,22 @@ def test_a_cut_of_ten_seconds(hosts: Hosts, tmp_path: Path) -> None:
     assert made["workers_healthy"] == 2 and made["workers_lost"] == 0
 
 
-@pytest.mark.parametrize("algo", ["ppo", "impala"])
-def test_a_host_cut_off_for_ever(
-    algo: str, hosts: Hosts, begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+# One worker on each host; a learner and a worker on the first, a worker on the other; all workers on the other.
+@pytest.mark.parametrize(("algo", "cpus", "lost"), [("ppo", [1, 1], 1), ("impala", [2, 1], 1), ("impala", [1, 2], 2)])
+def test_a_host_cut_off_for_ever(algo: str, cpus: list[int], lost: int, hosts: Hosts, tmp_path: Path) -> None:
     words = [*SLEEPING, "--algo", algo, "--preset", "none", "--envs-per-worker", "4", "--workers", "2"]
-    process = begin(*words, "--max-time", "40s", "--set", "env.step_timeout_seconds=20")
-    wait_until(lambda: iterations(tmp_path) > 5, "five iterations", 60)
-    hosts.link(1, False)
-    time.sleep(25)
-    before = iterations(tmp_path)
-    out = done(process, tmp_path)
+    words += ["--max-time", "60s", "--set", "env.step_timeout_seconds=20", "--out", str(tmp_path / "runs")]
+    with RayCluster(hosts, cpus, tmp_path, env=QUICK_HEALTH) as cluster:
+        process = cluster.start_driver(
+            [PACELINE, "train", *words, "--name", "x"], cwd=tmp_path, output=tmp_path / "out.txt"
+        )
+        wait_until(lambda: iterations(tmp_path) > 5, "five iterations", 60)
+        hosts.link(1, False)
+        time.sleep(25)
+        before = iterations(tmp_path)
+        out = done(process, tmp_path)
     made = summary(tmp_path)
-    assert iterations(tmp_path) > before + 3 and made["workers_lost"] >= 1 and made["workers_healthy"] == 1, out
+    assert iterations(tmp_path) > before + 3 and made["workers_lost"] >= lost and made["workers_healthy"] == 1, out
 
 
 def test_a_slow_link_is_named(hosts: Hosts, begin: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:

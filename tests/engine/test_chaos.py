@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -162,12 +163,16 @@ def test_the_driver_is_killed(here: Path, start: Start) -> None:
     wait_for(lambda: iterations(here / "runs/x") > 3)
     family = [p.pid for p in psutil.Process(process.pid).children(recursive=True)]
     assert len(family) > 4
+    commands = " ".join(" ".join(psutil.Process(pid).cmdline()) for pid in family)
+    folders = {Path(found) for found in re.findall(r"/tmp/pl-\w+", commands)}
+    assert folders and all(folder.exists() for folder in folders)
     process.kill()
     process.wait(timeout=10)
     limit = time.monotonic() + 60  # Ray's helpers look for their parent from time to time only
     while (left := [pid for pid in family if psutil.pid_exists(pid)]) and time.monotonic() < limit:
         time.sleep(0.1)
     assert not left
+    wait_for(lambda: not any(folder.exists() for folder in folders))  # the token is in it
     again = start("train", "--resume", "runs/x", "--engine", "local", "--workers", "1", "--iterations", "200")
     assert again.wait(timeout=60) == 0
 

@@ -15,6 +15,9 @@ import pytest
 
 import paceline
 from paceline.api import Run
+from paceline.config import RunConfig
+from paceline.engine import choose, cluster_address
+from paceline.env import catalog
 from paceline.run import checkpoint
 
 pytestmark = pytest.mark.timeout(180)
@@ -210,6 +213,21 @@ def test_an_address_where_something_else_is(here: Path, command: Callable[..., A
         address = f"127.0.0.1:{server.getsockname()[1]}"
         result = command("train", "--env", "CartPole-v1", "--set", f"engine.address={address}")
         assert result.code == 2 and address in result.err and time.monotonic() - began < 30, result.err
+
+
+def test_ray_is_not_installed(here: Path, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = catalog.is_installed
+    monkeypatch.setattr(catalog, "is_installed", lambda package: package != "ray" and installed(package))
+    result = cli("train", "--env", "CartPole-v1", "--workers", "2")
+    assert result.code == 2 and "pip install 'paceline[ray]'" in result.err and not (here / "runs").exists()
+
+
+def test_a_cluster_named_local_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    config = RunConfig()
+    assert cluster_address(config.engine) is None and choose(config) == "local"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert cluster_address(config.engine) == "10.0.0.1:6379" and choose(config) == "ray"
 
 
 def test_a_bad_environment_is_the_users_input(here: Path, command: Callable[..., Any]) -> None:

@@ -6,8 +6,14 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.config import RunConfig
+    from paceline.config import EngineConfig, RunConfig
     from paceline.engine.base import Engine
+
+
+def cluster_address(config: EngineConfig) -> str | None:
+    """Of the Ray cluster that is named, by the config or by the environment; None: there is none."""
+    address = config.address or os.environ.get("RAY_ADDRESS")
+    return None if address == "local" else address or None
 
 
 def choose(config: RunConfig) -> str:
@@ -16,17 +22,21 @@ def choose(config: RunConfig) -> str:
     if engine.name != "auto":
         return engine.name
     several = engine.workers > 1 or engine.learners > 1
-    return "ray" if several or engine.address or os.environ.get("RAY_ADDRESS") else "local"
+    return "ray" if several or cluster_address(engine) else "local"
 
 
 def make_engine(config: RunConfig, *, resumes: int = 0) -> Engine:
     """Ray is imported only where it is needed."""
     from paceline.algo import ALGORITHMS
+    from paceline.config import UserError
+    from paceline.env import catalog
 
     if choose(config) == "local":
         from paceline.engine.local import LocalEngine
 
         return LocalEngine(config, resumes=resumes)
+    if not catalog.is_installed("ray"):
+        raise UserError("several workers run on Ray, which is not installed here: pip install 'paceline[ray]'")
     if ALGORITHMS[config.algo].schedule == "replicas":
         from paceline.engine.ray_sync import RaySyncEngine
 

@@ -8,7 +8,7 @@ once it is ready, and nobody waits for it before.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from paceline.collective import CollectiveError
 from paceline.config import UserError
 from paceline.engine.base import Lane, TrainingError
 from paceline.engine.ray_cluster import Cluster
-from paceline.engine.worker import Facts, Order, Report
+from paceline.engine.worker import Facts, Order, Report, role
 
 ASK_SECONDS = 60.0  # for what takes no time: a state, a folder
 LOOK_SECONDS = 1.0  # a busy worker is looked at this often
@@ -33,10 +33,8 @@ class Member:
     """A worker as the driver knows it."""
 
     slot: int
-    place: int
     handle: Any
     order: Order
-    born: float
     facts: Facts | None = None
     lane: Lane = field(default_factory=dict)
     env_steps: int = 0
@@ -50,7 +48,7 @@ class Member:
     @property
     def name(self) -> str:
         where = f" on {self.facts.host} (pid {self.facts.pid})" if self.facts is not None else ""
-        return f"worker {self.slot}{where}"
+        return f"{role(self.slot)}{where}"
 
     def account(self, report: Report) -> None:
         for part, seconds in report.seconds.items():
@@ -72,13 +70,14 @@ class Crew:
         self,
         cluster: Cluster,
         order: Callable[[int, int], Order],
-        places: dict[int, int],
+        places: Mapping[int, int],
         *,
         silence: float,
         restarts: int,
     ) -> None:
         """`order(slot, restarts)` says what a worker is to be; `places` where the worker of a slot is to be put."""
-        self._cluster, self._order, self._places = cluster, order, places
+        self._cluster, self._order = cluster, order
+        self._places: dict[int, int | None] = dict(places)
         self._silence = silence
         self._restarts_left = restarts
         self.members: list[Member] = []
@@ -94,24 +93,22 @@ class Crew:
 
     def start(self, timeout: float) -> None:
         """All of them, or an error that says what is wrong."""
-        for slot in self._places:
-            self._spawn(slot, 0)
+        for slot, place in self._places.items():
+            self._spawn(slot, 0, place)
         limit = time.monotonic() + timeout
         while self.joining and time.monotonic() < limit:
             self.admit(wait=0.5)
             if self._failures:
                 raise TrainingError(self._first_trace or self.messages[-1])
         if self.joining:
-            late = ", ".join(str(member.slot) for member in self.joining.values())
-            raise TrainingError(f"worker {late} did not start within engine.start_timeout_seconds={timeout:g}")
+            late = ", ".join(role(member.slot) for member in self.joining.values())
+            raise TrainingError(f"{late} did not start within engine.start_timeout_seconds={timeout:g}")
         self.members.sort(key=lambda member: member.slot)
 
-    def _spawn(self, slot: int, restarts: int) -> None:
-        place = self._places[slot]
+    def _spawn(self, slot: int, restarts: int, place: int | None) -> None:
         order = self._order(slot, restarts)
         handle = self._cluster.spawn(place)
-        member = Member(slot, place, handle, order, time.monotonic())
-        self.joining[handle.setup.remote(order)] = member
+        self.joining[handle.setup.remote(order)] = Member(slot, handle, order)
 
     def admit(self, wait: float = 0.0) -> list[Member]:
         """Those that have become ready; they are members from now on."""
@@ -235,7 +232,7 @@ class Crew:
         self._restarts_left -= 1
         self.restarted += 1
         self.messages.append(f"{text}; a replacement is on its way")
-        self._spawn(member.slot, member.order.restarts + 1)
+        self._spawn(member.slot, member.order.restarts + 1, self._places[member.slot])
 
     def await_members(self, timeout: float) -> None:
         """When nobody is left: the first of those that are on their way."""
@@ -245,7 +242,21 @@ class Crew:
                 if self._first_trace is not None:
                     raise TrainingError(f"every worker failed; the first of them with:\n{self._first_trace}")
                 raise TrainingError(f"all workers are lost, the last one: {self.messages[-1]}")
+            self._move()
             self.admit(wait=0.5)
+
+    def _move(self) -> None:
+        """Those that cannot start, because their places went with a node, start on what is left of the cluster: a
+        core for each, but one at least."""
+        lost = self._cluster.lost_places()
+        stranded = [(ref, member) for ref, member in self.joining.items() if self._places[member.slot] in lost]
+        moved = sum(place is None for place in self._places.values())
+        for reference, member in stranded[: max(1, int(self._cluster.cpus)) - moved]:
+            del self.joining[reference]
+            kill(member)
+            self._places[member.slot] = None
+            self._spawn(member.slot, member.order.restarts, None)
+            self.messages.append(f"{role(member.slot)} starts on another node: its own is gone")
 
     def close(self) -> None:
         """Let them end by themselves, within a limit; then end them."""

@@ -34,7 +34,6 @@ class Pool:
         self.arrived: deque[Arrival] = deque()
         self.weights: tuple[int, Any] = (-1, None)
         self._out: dict[Any, tuple[Member, Any]] = {}  # reference to the report → who, reference to the payload
-        self._watched: dict[Any, Member] = {}
         self._looked_at = time.monotonic()
 
     @property
@@ -56,7 +55,7 @@ class Pool:
         if now - self._looked_at >= LOOK_SECONDS:
             self._looked_at = now
             self.crew.admit()
-            for loss in self.crew.silent(self._watched):
+            for loss in self.crew.silent({report: member for report, (member, _) in self._out.items()}):
                 self._lose(loss)
         at_work = Counter(id(member) for member, _ in self._out.values())
         for member in self.crew.members:
@@ -78,7 +77,6 @@ class Pool:
             member.began_at = time.monotonic()
         report, payload = method.remote(version, [weights])
         self._out[report] = member, payload
-        self._watched[report] = member
         member.alive_at = time.monotonic()
 
     def handle(self, references: list[Any]) -> None:
@@ -88,7 +86,6 @@ class Pool:
             if reference in self._out:
                 done.append((reference, *self._out.pop(reference)))
                 done[-1][1].began_at = time.monotonic()  # with the next one, if it has it
-                self._watched.pop(reference, None)
         self.tend()
         for reference, member, payload in done:
             try:
@@ -122,5 +119,4 @@ class Pool:
         for reference, (member, _) in list(self._out.items()):
             if member is loss.member:
                 del self._out[reference]
-                self._watched.pop(reference, None)
         self.crew.fail(loss)

@@ -23,10 +23,8 @@ from paceline.engine.crew import Member, first_result
 from paceline.engine.pool import Arrival, Pool
 from paceline.engine.ray_engine import RayEngine, mean_lane
 from paceline.engine.ray_sync import split
-from paceline.engine.worker import Order, Report
+from paceline.engine.worker import LEARNER, Order, Report
 from paceline.rollout.batch import Episode
-
-LEARNER = 1_000_000  # slots of learners begin here
 
 
 class RayAsyncEngine(RayEngine):

@@ -22,6 +22,7 @@ import psutil
 
 from paceline import machine
 from paceline.config import EngineConfig, UserError
+from paceline.engine import cluster_address
 
 CONNECT_SECONDS = 10.0
 OBJECT_STORE_SHARE = 0.1  # of the memory that is ours
@@ -36,20 +37,23 @@ OURS = {
     "RAY_worker_niceness": "0",  # ours are not a background job; Ray's default is 15
 }
 
-# Waits for the end of the driver, then ends those of its processes that are left: the kernel ends most of them with
-# it, but two helpers of Ray stay for minutes when the driver is killed.
+# Waits for the end of the driver, then ends those of its processes that are left, and removes its folder: the kernel
+# ends most of them with it, but two helpers of Ray stay for minutes when the driver is killed.
 WATCH = """
-import json, sys, time
+import json, shutil, sys, time
 import psutil
 lines = [line for line in sys.stdin]
 time.sleep(2)
-for pid, born in (json.loads(lines[-1]) if lines else ()):
+folder, ours = json.loads(lines[-1]) if lines else (None, ())
+for pid, born in ours:
     try:
         process = psutil.Process(pid)
         if process.create_time() == born:
             process.kill()
     except psutil.Error:
         pass
+if folder is not None:
+    shutil.rmtree(folder, ignore_errors=True)
 """
 
 
@@ -57,24 +61,14 @@ for pid, born in (json.loads(lines[-1]) if lines else ()):
 class Node:
     id: str
     address: str
-    host: str
     cpus: float
-
-
-def is_named(config: EngineConfig) -> bool:
-    """Whether a cluster is given, by the config or by the environment."""
-    return bool(config.address or os.environ.get("RAY_ADDRESS"))
 
 
 class Cluster:
     def __init__(self, config: EngineConfig, cpus: int) -> None:
         """`cpus`: how many places a Ray of our own has; another has what it has."""
-        try:
-            import ray
-        except ImportError:
-            raise UserError(
-                "engine.name=ray needs Ray, which is not installed here: pip install 'paceline[ray]'"
-            ) from None
+        import ray
+
         self.ray: Any = ray
         if ray.is_initialized():
             raise UserError("engine.name=ray: this process is connected to a Ray already; call ray.shutdown() first")
@@ -82,7 +76,7 @@ class Cluster:
         self._variables: dict[str, str | None] = {}
         self._group: Any = None
         self._watch: subprocess.Popen[str] | None = None
-        self.address = config.address or os.environ.get("RAY_ADDRESS") or "local"
+        self.address = cluster_address(config) or "local"
         self.is_own = self.address == "local"
         try:
             self._set(OURS)
@@ -146,7 +140,7 @@ class Cluster:
         """Ours first."""
         own = self.ray.get_runtime_context().get_node_id()
         found = [
-            Node(n["NodeID"], n["NodeManagerAddress"], n["NodeManagerHostname"], n["Resources"].get("CPU", 0.0))
+            Node(n["NodeID"], n["NodeManagerAddress"], n["Resources"].get("CPU", 0.0))
             for n in self.ray.nodes()
             if n["Alive"]
         ]
@@ -193,20 +187,29 @@ class Cluster:
         )
         ours = [(p.pid, p.create_time()) for p in psutil.Process().children(recursive=True) if p.pid != self._watch.pid]
         assert self._watch.stdin is not None
-        self._watch.stdin.write(json.dumps(ours) + "\n")
+        self._watch.stdin.write(json.dumps((str(self._folder), ours)) + "\n")
         self._watch.stdin.flush()
 
-    def spawn(self, place: int) -> Any:
-        """A worker process at one of the reserved places; it is not waited for."""
+    def spawn(self, place: int | None) -> Any:
+        """A worker process at one of the reserved places, or anywhere; it is not waited for."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from paceline.engine.worker import Worker
 
         remote = self.ray.remote(concurrency_groups={"control": 1}, max_restarts=0, max_task_retries=0)(Worker)
-        return remote.options(
-            num_cpus=self._share,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, place),
-        ).remote()
+        if place is None:
+            return remote.options(num_cpus=0, scheduling_strategy="SPREAD").remote()
+        strategy = PlacementGroupSchedulingStrategy(self._group, place)
+        return remote.options(num_cpus=self._share, scheduling_strategy=strategy).remote()
+
+    def lost_places(self) -> set[int]:
+        """Those whose node is dead. Ray finds new ones only where it has room for all of them at once."""
+        from ray.util.placement_group import placement_group_table
+
+        self.nodes = self._nodes()
+        alive = {node.id for node in self.nodes}
+        where: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
+        return {place for place, node in where.items() if node not in alive}
 
     def close(self) -> None:
         """Ends our workers; and Ray itself, if it is ours."""

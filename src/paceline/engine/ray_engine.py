@@ -5,6 +5,7 @@ checks before a run and the accounts after it.
 from __future__ import annotations
 
 import platform
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from importlib.metadata import version
@@ -15,11 +16,12 @@ import ray
 
 from paceline import machine
 from paceline.config import RunConfig, UserError
+from paceline.engine import cluster_address
 from paceline.engine.base import Engine, Lane, TrainingError
 from paceline.engine.crew import ASK_SECONDS, Crew, Member
-from paceline.engine.ray_cluster import Cluster, is_named
+from paceline.engine.ray_cluster import Cluster
 from paceline.engine.team import Team
-from paceline.engine.worker import PACKAGES, Facts, Order
+from paceline.engine.worker import PACKAGES, Facts, Order, role
 from paceline.ship import Parcel, pack
 
 
@@ -31,7 +33,7 @@ class RayEngine(Engine):
         engine = config.engine
         learners = self.learners()
         own_cores = machine.cores()
-        if is_named(engine):
+        if cluster_address(engine):
             self.cluster = Cluster(engine, 0)
             cores = max(1, int(self.cluster.cpus))
             self.workers = engine.workers or self._choose(cores - learners)
@@ -45,13 +47,15 @@ class RayEngine(Engine):
         self._log_folder: Path | None = None
         self.crews: list[Crew] = []
         """Those with environments first."""
+        self.facts: Facts
+        """Of the first worker with environments."""
         self.bytes_moved = 0
         try:
             self.cluster.reserve(self.workers, learners)
             self._begin_crews()
             facts = self.crews[0].members[0].facts
             assert facts is not None
-            self._facts, self.threads, self.parameters = facts, facts.threads, facts.parameters
+            self.facts, self.threads, self.parameters = facts, facts.threads, facts.parameters
             self._check_versions()
         except BaseException:
             self.close()
@@ -61,8 +65,8 @@ class RayEngine(Engine):
         """Processes beside the workers."""
         return 0
 
-    def _begin_crews(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _begin_crews(self) -> None: ...
 
     def _choose(self, cores: int) -> int:
         most = self.config.env.envs_per_worker if self.config.engine.scaling == "strong" else cores
@@ -88,11 +92,6 @@ class RayEngine(Engine):
             start_timeout=self.config.engine.start_timeout_seconds,
         )
 
-    @property
-    def facts(self) -> Facts:
-        """Of the first of those with environments."""
-        return self._facts
-
     def _load_policy(self, crew: Crew, arrays: dict[str, Any]) -> None:
         given = ray.put(arrays)
         calls = {member: member.handle.load_policy.remote(given) for member in crew.members}
@@ -104,7 +103,7 @@ class RayEngine(Engine):
             raise TrainingError(f"{losses[0].member.name} {losses[0].reason}")
 
     def _order(self, config: RunConfig, slot: int, restarts: int, envs: int, **more: Any) -> Order:
-        log = str(self._log_folder / f"worker-{slot:03d}.log") if self._log_folder is not None else None
+        log = str(self._log_path(slot)) if self._log_folder is not None else None
         return Order(
             config=config,
             parcel=self._parcel,
@@ -112,7 +111,7 @@ class RayEngine(Engine):
             envs=envs,
             restarts=restarts,
             resumes=self._resumes,
-            cores=config.engine.threads or self._cores_each,
+            cores=self._cores_each,
             log=log,
             host=platform.node(),
             **more,
@@ -173,7 +172,12 @@ class RayEngine(Engine):
     def log_to(self, folder: Path) -> None:
         self._log_folder = folder.resolve()
         for member in self._everyone():
-            member.handle.log_to.remote(str(self._log_folder / f"worker-{member.slot:03d}.log"), platform.node())
+            member.handle.log_to.remote(str(self._log_path(member.slot)), platform.node())
+
+    def _log_path(self, slot: int) -> Path:
+        assert self._log_folder is not None
+        kind, number = role(slot).split()
+        return self._log_folder / f"{kind}-{int(number):03d}.log"
 
     def notes(self) -> list[str]:
         found: list[str] = []
@@ -212,11 +216,9 @@ class RayEngine(Engine):
         return {
             "nodes": self.nodes,
             "hosts": list(nodes.values()),
-            "workers_healthy": len(self.crews[0].members),
-            "workers_lost": sum(crew.lost for crew in self.crews),
-            "workers_restarted": sum(crew.restarted for crew in self.crews),
+            **self._health(),
             "bytes_moved": self.bytes_moved,
-            "worker_time_split": {str(member.slot): member.lane for member in members},
+            "worker_time_split": {role(member.slot).removeprefix("worker "): member.lane for member in members},
             "worker_memory_bytes": max((member.latest.memory_bytes for member in members), default=0),
         }
 

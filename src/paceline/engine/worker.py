@@ -11,6 +11,8 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,6 +26,13 @@ from paceline.config import RunConfig, UserError
 PACKAGES = ("paceline", "torch", "numpy", "gymnasium")  # what must be the same everywhere
 SAMPLE_SECONDS = 2.0  # memory and CPU are read this often
 FETCH_SECONDS = 30.0  # for one rollout or one set of weights to arrive
+
+
+LEARNER = 1_000_000  # slots of learners begin here
+
+
+def role(slot: int) -> str:
+    return f"worker {slot}" if slot < LEARNER else f"learner {slot - LEARNER}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class Worker:
         self._order: Order | None = None
         self._snapshot: dict[str, Any] | None = None
         self._batch: Any = None
-        self._joining = False
+        self._waits = False  # for others, within a limit of its own
         self._weights_version = -1
         self._begun, self._ended = False, 0.0  # the episodes of an actor, its last rollout
         self._sample_at = 0.0
@@ -180,11 +189,8 @@ class Worker:
         from paceline.collective import join
 
         self.replica.algorithm.group.close()
-        self._joining = True  # it may have to wait for others, within limits of its own
-        try:
+        with self._waiting():
             self.replica.algorithm.group = join(membership, cores=machine.cores())
-        finally:
-            self._joining = False
 
     # -- replicas: collect and learn ------------------------------------------------------------------------------
 
@@ -230,7 +236,7 @@ class Worker:
         from paceline.rollout.batch import Batch
 
         began = time.perf_counter()
-        found, missing = _fetch(payloads)
+        found, missing = self._fetch(payloads)
         fetching = time.perf_counter() - began
         algorithm = self.replica.algorithm
         lags = [algorithm.version - versions[index] for index in found]
@@ -247,7 +253,7 @@ class Worker:
     ) -> tuple[Report, Any, Any]:
         """The same for gradients: one optimizer step for each, in the order in which they came."""
         began = time.perf_counter()
-        found, missing = _fetch(payloads)
+        found, missing = self._fetch(payloads)
         fetching = time.perf_counter() - began
         algorithm: Any = self.replica.algorithm
         lags: list[int] = []
@@ -293,7 +299,9 @@ class Worker:
             self.replica.collector.start()
             self._begun = True
         if version != self._weights_version:
-            self.replica.algorithm.load_weights(ray.get(weights[0], timeout=FETCH_SECONDS))
+            with self._waiting():
+                pulled = ray.get(weights[0], timeout=FETCH_SECONDS)
+            self.replica.algorithm.load_weights(pulled)
             self._weights_version = version
         return {"sync": time.perf_counter() - began, "idle": idle}
 
@@ -333,6 +341,26 @@ class Worker:
         if self._order is not None:
             clean(self._order.parcel)
 
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+
+    def _fetch(self, references: list[Any]) -> tuple[dict[int, Any], list[int]]:
+        """What is there, by its index, and the indices of what is lost."""
+        found: dict[int, Any] = {}
+        missing: list[int] = []
+        for index, reference in enumerate(references):
+            try:
+                with self._waiting():
+                    found[index] = ray.get(reference, timeout=FETCH_SECONDS)
+            except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
+                missing.append(index)
+        return found, missing
+
     def _report(self, **values: Any) -> Report:
         algorithm = self.replica.algorithm
         began = time.perf_counter()
@@ -355,7 +383,7 @@ class Worker:
         replica = getattr(self, "replica", None)
         if replica is None:
             return Pulse(0, False)
-        return Pulse(replica.ticks, self._joining or replica.algorithm.group.waiting)
+        return Pulse(replica.ticks, self._waits or replica.algorithm.group.waiting)
 
     @ray.method(concurrency_group="control")
     def halt(self) -> None:
@@ -367,17 +395,6 @@ class Worker:
     @ray.method(concurrency_group="control")
     def abort(self) -> None:
         self.replica.algorithm.group.abort()
-
-
-def _fetch(references: list[Any]) -> tuple[dict[int, Any], list[int]]:
-    found: dict[int, Any] = {}
-    missing: list[int] = []
-    for index, reference in enumerate(references):
-        try:
-            found[index] = ray.get(reference, timeout=FETCH_SECONDS)
-        except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
-            missing.append(index)
-    return found, missing
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
