@@ -35,9 +35,9 @@ _UNEVEN = (
     "--preset none --env paceline/FixedCost-v0 --set 'env.kwargs={cost_seconds: 0.001, cost_max_seconds: 0.01}' "
     "--envs-per-worker 1 --engine ray --workers 8"
 )
-# Four environments a worker. 514 slots each: the slot after an episode is its reset, and ten iterations are to hold
+# Eight environments a worker. 257 slots each: the slot after an episode is its reset, and ten iterations are to hold
 # 40,000 true steps.
-_GRID_OF_TWO = _GRID5000.replace("--envs-per-worker 4", "--envs-per-worker 8").replace("steps=1028", "steps=514")
+_GRID_OF_TWO = _GRID5000.replace("--envs-per-worker 4", "--envs-per-worker 16").replace("steps=1028", "steps=257")
 START_LIMIT_SECONDS = 12.0
 SLEEPING_STEPS = 200.0  # of an environment that sleeps 5 ms a step, in a second
 
