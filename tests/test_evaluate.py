@@ -71,7 +71,7 @@ def test_the_same_seed_gives_the_same_result(here: Path) -> None:
     run = paceline.train({"env": "CartPole-v1", "stop": {"iterations": 1}}).path  # one that does not always win
 
     def result(**options: Any) -> dict[str, Any]:
-        row = evaluate(run, episodes=20, **options)
+        [row] = evaluate(run, episodes=20, **options)
         return {key: row[key] for key in STATISTICS.split()}
 
     kinds: list[dict[str, Any]] = [{}, {"stochastic": True}, {"random": True}]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 AlgorithmName = Literal["ppo", "a2c", "a3c", "impala"]
 ALGORITHM_NAMES: tuple[str, ...] = get_args(AlgorithmName)
@@ -81,9 +81,9 @@ class Section(BaseModel):
 
 class EnvConfig(Section):
     id: str = "CartPole-v1"
-    """A Gymnasium id, `package.module:EnvId`, or `path/to/file.py:ClassName`."""
+    """A Gymnasium id, a Procgen game, `package.module:EnvId`, or `path/to/file.py:ClassName`."""
     kwargs: dict[str, Any] = {}
-    """Passed to the environment's constructor."""
+    """Passed to the environment's constructor. Procgen: `num_levels`, `distribution_mode` and others."""
     wrappers: list[str | dict[str, dict[str, Any]]] = []
     """In order: a name in `gymnasium.wrappers`, `module:Class` or `file.py:Class`; `{name: {argument: value}}`."""
     vector: Literal["auto", "sync", "async"] = "auto"
@@ -91,7 +91,8 @@ class EnvConfig(Section):
     envs_per_worker: Positive = 8
     """Environments stepped together by one worker; of PPO and A2C with `engine.scaling=strong`, by all together."""
     processes: Annotated[Count, Field(ge=0)] = 0
-    """Processes of `vector=async`; 0 means one per core we own, at most one per environment."""
+    """Processes of `vector=async`, threads of Procgen and Atari; 0 means one per core we own, at most one per
+    environment."""
     step_timeout_seconds: Seconds = 60.0
     """The longest that one step or reset may take: then `vector=async` ends with an error, and a worker on Ray is
     given up and replaced."""
@@ -103,6 +104,16 @@ class EnvConfig(Section):
     """Subtract the running mean and divide by the running deviation (vector observations only)."""
     normalize_reward: bool = False
     """Divide rewards by the running deviation of the discounted return. Reported returns stay raw."""
+    clip_reward: bool = False
+    """Learn from rewards cut to -1…1, as is usual for Atari. Reported returns stay raw."""
+    reward_discount: Fraction | None = None
+    """Discount of that return; gamma if not given."""
+
+    @field_validator("id")
+    @classmethod
+    def _no_module_of_procgen(cls, value: str) -> str:
+        """The old spelling asks for the module `procgen` to be imported. Nobody needs to have it."""
+        return value.removeprefix("procgen:")
 
     @model_validator(mode="after")
     def _one_wrapper_each(self) -> EnvConfig:
@@ -121,8 +132,14 @@ class ModelConfig(Section):
     """Between the layers of the MLP."""
     shared: bool = False
     """One torso for policy and value, instead of one tower each."""
-    cnn: Literal["auto", "nature", "small"] = "auto"
-    """For images: `nature` from 36 pixels up, `small` below."""
+    cnn: Literal["auto", "nature", "impala", "small"] = "auto"
+    """For images: `nature` (three convolutions), `impala` (residual, seven times the arithmetic, learns more from as
+    many steps) or `small`; `auto` is `nature` from 36 pixels up, `small` below."""
+    cnn_width: Annotated[float, Field(ge=0.25, le=16)] = 1.0
+    """`cnn=impala`: its 16, 32 and 32 channels are multiplied by this."""
+    cnn_pool: bool = False
+    """`cnn=impala`: average each channel over the image instead of flattening it (Impoola). Fewer weights, and often
+    better on levels not trained on."""
     class_: str | None = Field(default=None, alias="class")
     """Your own network: `file.py:Net` or `module:Net`, built as `Net(observation_shape, num_outputs, **kwargs)`."""
     kwargs: dict[str, Any] = {}
@@ -136,9 +153,13 @@ class ModelConfig(Section):
     def _own_network(self) -> ModelConfig:
         if self.kwargs and not self.class_:
             raise ValueError("model.kwargs needs model.class, the network they are for")
-        for name in ("hidden", "activation", "shared", "cnn") if self.class_ else ():
+        for name in ("hidden", "activation", "shared", "cnn", "cnn_width", "cnn_pool") if self.class_ else ():
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"model.{name} is of our networks, and model.class={self.class_} takes their place")
+        for name in ("cnn_width", "cnn_pool") if self.cnn != "impala" else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                value = str(getattr(self, name)).lower()
+                raise ValueError(f"model.{name}={value} needs model.cnn=impala, not {self.cnn}")
         return self
 
 
@@ -308,8 +329,13 @@ class EngineConfig(Section):
     """IMPALA on `ray`: processes that share each batch and average their gradients."""
     threads: Annotated[Count, Field(ge=0)] = 0
     """Most threads for the arithmetic of one process; 0 means its share of the cores. An MLP uses two at most."""
-    device: Literal["auto", "cpu"] = "auto"
-    """Where the network lives."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the network learns: `auto` is a CUDA GPU for images, where there is one, and else the CPU."""
+    compile: bool | None = None
+    """On a GPU: compile the convolutions first, which takes most of a minute; by default for 5M steps and more."""
+    overlap: bool = False
+    """PPO on a GPU: collect the next rollout while learning from this one. The policy that acts is then one iteration
+    behind the one that learns."""
     scaling: Literal["strong", "weak"] = "strong"
     """PPO, A2C: `strong` keeps the rows of an iteration and of a minibatch, and the workers share them and the
     environments. `weak` gives each worker as many: all three grow with the workers."""
@@ -358,8 +384,6 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _combinations(self) -> RunConfig:
-        if self.env.processes and self.env.vector != "async":
-            raise ValueError(f"env.processes={self.env.processes} needs env.vector=async")
         engine = self.engine
         if engine.name == "local" and engine.workers > 1:
             raise ValueError(
@@ -368,7 +392,14 @@ class RunConfig(Section):
             )
         if engine.learning_rate_scaling != "keep" and engine.scaling != "weak":
             raise ValueError(f"engine.learning_rate_scaling={engine.learning_rate_scaling} needs engine.scaling=weak")
+        if engine.overlap and self.algo != "ppo":
+            raise ValueError(f"engine.overlap=true is for ppo; {self.algo} on `ray` overlaps by itself")
         synchronous = self.algo in ("ppo", "a2c")
+        if synchronous and engine.device == "cuda" and (engine.name == "ray" or engine.workers > 1):
+            raise ValueError(
+                f"engine.device=cuda: the workers of {self.algo} on Ray learn on the CPU; use one GPU with --engine "
+                "local, or impala, whose learner takes it"
+            )
         if synchronous and engine.scaling == "strong" and engine.workers > self.env.envs_per_worker:
             raise ValueError(
                 f"engine.workers={engine.workers} cannot share env.envs_per_worker={self.env.envs_per_worker} "

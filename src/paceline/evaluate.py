@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from paceline.agent import Agent
-from paceline.config import UserError
-from paceline.env.make import make_vector
+from paceline.config import EnvConfig, UserError
+from paceline.env import procgen
+from paceline.env.make import make_scalar, make_vector
 from paceline.rollout.batch import Episode
 from paceline.rollout.episodes import EVAL_WORKER, RandomPlayer, eval_envs, play
 from paceline.run import checkpoint
@@ -31,61 +32,118 @@ def evaluate(
     stochastic: bool = False,
     seed: int = 0,
     random: bool = False,
-) -> dict[str, Any]:
-    """Play exactly `episodes` episodes and return their statistics; a run gets them in its files too."""
+    levels: str | None = None,
+) -> list[dict[str, Any]]:
+    """Play exactly `episodes` episodes and return their statistics; a run gets them in its files too.
+
+    One row; for Procgen one for each set of levels, `train` (those of the run) and `test` (all there are), unless
+    `levels` names one of them.
+    """
     _check(episodes, seed)
     agent = Agent(checkpoint.find(target, which), seed=seed)
+    kind = "random" if random else "stochastic" if stochastic else "deterministic"
+    rows: list[dict[str, Any]] = []
+    for name, config in _level_sets(agent.config.env, levels).items():
+        began = time.perf_counter()
+        played = _play(agent, config, episodes, kind=kind, seed=seed)
+        row: dict[str, Any] = {
+            "kind": kind,
+            "checkpoint": str(agent.path),
+            "iteration": agent.counters["iteration"],
+            "env_steps": agent.counters["env_steps"],
+            "seed": seed,
+            **summarize([e.total for e in played], [e.length for e in played]),
+        }
+        if name:
+            row["levels"] = name
+            row["return_normalized"] = procgen.normalized(config, row["return_mean"])
+        if rows:
+            row["generalization_gap"] = rows[0]["return_mean"] - row["return_mean"]
+        row["eval_seconds"] = time.perf_counter() - began
+        rows.append(row | {"files": _write(agent.path.parent.parent, row, played)})
+    return rows
+
+
+def _level_sets(config: EnvConfig, levels: str | None) -> dict[str, EnvConfig]:
+    """Name → environment. An environment without level sets has one, without a name."""
+    if procgen.game_of(config.id) is None:
+        if levels is not None:
+            raise UserError(f"--levels {levels}: {config.id} has no level sets; they are of Procgen")
+        return {"": config}
+    sets = {"train": config}
+    if (everything := procgen.all_levels(config)) is not None:
+        sets["test"] = everything
+    if levels in (None, "both"):
+        return sets
+    if levels not in sets:
+        reason = "exploration mode has one level" if levels == "test" else "train, test or both is expected"
+        raise UserError(f"--levels {levels}: {reason}")
+    return {levels: sets[levels]}
+
+
+def _play(agent: Agent, config: EnvConfig, episodes: int, *, kind: str, seed: int) -> list[Episode]:
     squash = agent.config.model.squash
-    env, _ = make_vector(agent.config.env, eval_envs(episodes), seed=seed, worker=EVAL_WORKER, squash=squash)
-    began = time.perf_counter()
+    env, _ = make_vector(config, eval_envs(episodes), seed=seed, worker=EVAL_WORKER, squash=squash)
     try:
-        if random:
-            played = play(env, RandomPlayer(env, seed), episodes)
-        else:
-            rng = np.random.default_rng(seed) if stochastic else None
-            played = play(env, agent.policy, episodes, rng=rng)
+        if kind == "random":
+            return play(env, RandomPlayer(env, seed), episodes)
+        rng = np.random.default_rng(seed) if kind == "stochastic" else None
+        return play(env, agent.policy, episodes, rng=rng)
     finally:
         env.close()
-    kind = "random" if random else "stochastic" if stochastic else "deterministic"
-    row: dict[str, Any] = {
-        "kind": kind,
-        "checkpoint": str(agent.path),
-        "iteration": agent.counters["iteration"],
-        "env_steps": agent.counters["env_steps"],
-        "seed": seed,
-        **summarize([e.total for e in played], [e.length for e in played]),
-        "eval_seconds": time.perf_counter() - began,
-    }
-    run = agent.path.parent.parent
-    if (run / "config.yaml").is_file():
-        directory = RunDirectory(run)
-        try:
-            append_line(directory.eval_path, row)
-            _append_episodes(run / "eval_episodes.csv", played, row)
-            row["files"] = [str(directory.eval_path), str(run / "eval_episodes.csv")]
-        except OSError as error:  # somebody else's run: the figures are still worth showing
-            row["files"] = [f"nothing: {error.strerror} ({error.filename})"]
-    return row
 
 
-def render(row: dict[str, Any]) -> str:
+def _write(run: Path, row: dict[str, Any], played: list[Episode]) -> list[str]:
+    """Into the files of the run, if the checkpoint is one of a run: their names."""
+    if not (run / "config.yaml").is_file():
+        return []
+    directory = RunDirectory(run)
+    try:
+        append_line(directory.eval_path, row)
+        _append_episodes(run / "eval_episodes.csv", played, row)
+        return [str(directory.eval_path), str(run / "eval_episodes.csv")]
+    except OSError as error:  # somebody else's run: the figures are still worth showing
+        return [f"nothing: {error.strerror} ({error.filename})"]
+
+
+def render(rows: list[dict[str, Any]]) -> str:
     """The statistics as a person reads them."""
-    low, high = row["return_ci_low"], row["return_ci_high"]
-    lines = [
-        f"{row['kind']} policy, {row['episodes']} episodes, checkpoint {row['checkpoint']}",
-        f"  return   {row['return_mean']:.2f} ± {row['return_std']:.2f}   (mean: 95 % in {low:.2f} to {high:.2f})",
-        f"           median {row['return_median']:.2f}   IQM {row['return_iqm']:.2f}   "
-        f"min {row['return_min']:.2f}   max {row['return_max']:.2f}",
-        f"  length   {row['length_mean']:.1f} ± {row['length_std']:.1f}   "
-        f"min {row['length_min']:.0f}   max {row['length_max']:.0f}",
-    ]
-    return "\n".join([*lines, *(f"  written  {path}" for path in row.get("files", []))])
+    first = rows[0]
+    lines = [f"{first['kind']} policy, {first['episodes']} episodes, checkpoint {first['checkpoint']}"]
+    for row in rows:
+        if name := row.get("levels"):
+            lines.append(f"{name} levels: {'those of the run' if name == 'train' else 'all there are'}")
+        low, high = row["return_ci_low"], row["return_ci_high"]
+        lines += [
+            f"  return   {row['return_mean']:.2f} ± {row['return_std']:.2f}   (mean: 95 % in {low:.2f} to {high:.2f})",
+            f"           median {row['return_median']:.2f}   IQM {row['return_iqm']:.2f}   "
+            f"min {row['return_min']:.2f}   max {row['return_max']:.2f}",
+            f"  length   {row['length_mean']:.1f} ± {row['length_std']:.1f}   "
+            f"min {row['length_min']:.0f}   max {row['length_max']:.0f}",
+        ]
+        if row.get("return_normalized") is not None:
+            lines.append(f"  score    {row['return_normalized']:.3f}   (0 a trivial agent, 1 a perfect one)")
+    for row in rows:
+        if "generalization_gap" in row:
+            lines.append(f"generalisation gap {row['generalization_gap']:.2f}: the return that new levels cost")
+    if "levels" in first and first["kind"] == "deterministic":
+        lines.append("published Procgen scores are of sampled actions: compare with --stochastic")
+    return "\n".join([*lines, *(f"  written  {path}" for path in first["files"])])
 
 
 def record_video(
-    target: str | Path, output: str | Path | None, *, which: str | None, episodes: int, stochastic: bool, seed: int
+    target: str | Path,
+    output: str | Path | None,
+    *,
+    which: str | None,
+    episodes: int,
+    stochastic: bool,
+    seed: int,
+    levels: str | None = None,
 ) -> tuple[Path | None, float]:
-    """Play and film (`output` is .mp4 or .gif, no display needed) or, without `output`, show in a window."""
+    """Play and film (`output` is .mp4 or .gif, no display needed) or, without `output`, show in a window.
+
+    Of Procgen: on the levels of the run, unless `levels` says otherwise."""
     _check(episodes, seed)
     agent = Agent(checkpoint.find(target, which), seed=seed)
     path = Path(output).expanduser() if output is not None else None
@@ -93,7 +151,8 @@ def record_video(
         _check_video(path)
         for driver in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
             os.environ.setdefault(driver, "dummy")  # pygame draws without a display, and looks for no sound card
-    env = agent.make_env(render_mode="human" if path is None else "rgb_array")
+    config = next(iter(_level_sets(agent.config.env, levels).values()))
+    env = make_scalar(config, render_mode="human" if path is None else "rgb_array")
     frames: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
     total = 0.0
     try:
@@ -160,7 +219,7 @@ def _append_episodes(path: Path, played: list[Episode], row: dict[str, Any]) -> 
     with path.open("a", newline="") as file:
         writer = csv.writer(file)
         if new:
-            writer.writerow(["evaluated_at", "env_steps", "kind", "seed", "episode", "return", "length"])
-        now = f"{time.time():.0f}"
+            writer.writerow(["evaluated_at", "env_steps", "kind", "seed", "episode", "return", "length", "levels"])
+        about = [f"{time.time():.0f}", row["env_steps"], row["kind"], row["seed"]]
         for number, episode in enumerate(played):
-            writer.writerow([now, row["env_steps"], row["kind"], row["seed"], number, episode.total, episode.length])
+            writer.writerow([*about, number, episode.total, episode.length, row.get("levels", "")])

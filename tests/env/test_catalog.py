@@ -121,7 +121,7 @@ def test_games_of_an_installed_ale_are_found_without_importing_it(
         (package / "roms" / f"{game}.bin").touch()
     monkeypatch.delitem(sys.modules, "ale_py", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    registered = [env_id for env_id in gymnasium.registry if env_id.startswith("ALE/")]
+    registered = [env_id for env_id, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("ale_py")]
     for env_id in registered:
         monkeypatch.delitem(gymnasium.registry, env_id)
     atari = by_name()["Atari"]

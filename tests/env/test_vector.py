@@ -292,3 +292,25 @@ def test_long_episodes_are_not_replayed_and_cost_no_memory(monkeypatch: pytest.M
     follow(env, acts[8:])
     assert env.state() is None
     assert max(len(own) for own in env._actions) < 12
+
+
+@pytest.mark.parametrize(
+    ("env_id", "vector"), [("CartPole-v1", "auto"), ("Acrobot-v1", "sync"), ("Acrobot-v1", "async")]
+)
+def test_a_step_in_two_halves(env_id: str, vector: str) -> None:
+    options = {"processes": 2} if vector == "async" else {}
+    whole, split = (make(env_id, 3, vector=vector, **options) for _ in range(2))
+    try:
+        np.testing.assert_array_equal(whole.reset(), split.reset())
+        for value in (0, 1, 1, 0):
+            sent = np.full((3, 1), value, np.int64)
+            split.send(sent)
+            sent[:] = 1 - value  # the caller's buffer is the caller's
+            for ours, theirs in zip(split.receive(), whole.step(np.full((3, 1), value, np.int64)), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+        split.send(np.ones((3, 1), np.int64))
+        np.testing.assert_array_equal(split.reset(), whole.reset())  # what is under way is not mistaken for it
+        np.testing.assert_array_equal(split.step(sent)[0], whole.step(sent)[0])
+    finally:
+        whole.close()
+        split.close()

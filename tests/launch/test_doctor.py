@@ -144,15 +144,23 @@ def test_absent_extras_are_no_failure_and_name_their_extra(tmp_path: Path, monke
 
 
 def test_old_gym_warns_unless_envpool_brought_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor._version("gym") or list(doctor._old_gym()) == []
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # where nothing is installed yet
+    assert list(doctor._old_gym()) == []
     installed(tmp_path, "gym", "0.26.2")
-    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
     [finding] = doctor._old_gym()
     assert finding.level == "warn" and "0.26.2" in finding.text
     installed(tmp_path, "envpool", "1.0.1")
     importlib.invalidate_caches()
     assert list(doctor._old_gym()) == []
     assert "procgen" in doctor._families().text
+
+
+def test_a_library_that_envpool_lacks_comes_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert only(doctor._extras(), "envpool").level == "ok"
+    monkeypatch.setattr(doctor, "ENVPOOL_LIBRARIES", ("libc.so.6", "libnowhere.so.1"))
+    finding = only(doctor._extras(), "envpool")
+    assert finding.level == "warn" and "absent: libnowhere.so.1" in finding.text and "libgl1" in finding.fix
 
 
 def test_cores_that_are_not_ours_warn() -> None:

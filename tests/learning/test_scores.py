@@ -38,7 +38,7 @@ def test_preset_reaches_the_score(
     run = paceline.train({"algo": algo, "env": env, "seed": seed, "out": str(tmp_path), "engine": engine})
     assert run.summary["workers"] == workers
     assert run.summary["env_steps"] <= steps * SLACK
-    result = evaluate(run, which="last", episodes=100, seed=10_000 + seed)
+    [result] = evaluate(run, which="last", episodes=100, seed=10_000 + seed)
     assert result["episodes"] == 100
     assert result["return_mean"] >= score
 

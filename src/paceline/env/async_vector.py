@@ -47,11 +47,13 @@ class AsyncVector(VectorEnv):
         seed: int,
         worker: int = 0,
         resumes: int = 0,
+        first_env: int = 0,
         squash: bool = False,
     ) -> None:
         self._timeout = timeout_seconds
         self._entropy = (seed, worker, resumes)
         self._workers: list[tuple[Connection, Any, slice]] = []
+        self._in_flight = False
         one = makers[0]()
         observation, act = ObservationCodec(one.observation_space), ActionCodec(one.action_space, squash=squash)
         one.close()  # type: ignore[no-untyped-call]
@@ -73,8 +75,9 @@ class AsyncVector(VectorEnv):
         try:
             for start, stop in itertools.pairwise(bounds.tolist()):
                 here, there = context.Pipe()
-                options = {"seed": seed, "worker": worker, "resumes": resumes, "squash": squash, "first_env": start}
-                arguments = (there, list(makers[start:stop]), options, shared)
+                options = {"seed": seed, "worker": worker, "resumes": resumes, "squash": squash}
+                options["first_env"] = first_env + start
+                arguments = (there, list(makers[start:stop]), options, slice(start, stop), shared)
                 process = context.Process(target=_serve, args=arguments, daemon=True, name=f"envs-{start}")
                 process.start()
                 there.close()
@@ -89,8 +92,17 @@ class AsyncVector(VectorEnv):
         return self._obs
 
     def step(self, action: Array) -> tuple[Array, Array, Array, Array]:
+        self.send(action)
+        return self.receive()
+
+    def send(self, action: Array) -> None:
         self._action[...] = action
-        for metrics in self._call("step"):
+        self._ask("step")
+        self._in_flight = True
+
+    def receive(self) -> tuple[Array, Array, Array, Array]:
+        self._in_flight = False
+        for metrics in self._gather(self._timeout):
             self.finished_metrics += metrics
         return self._obs, self._reward, self._terminated, self._truncated
 
@@ -126,12 +138,17 @@ class AsyncVector(VectorEnv):
         atexit.unregister(self._at_exit)
 
     def _call(self, command: str, arguments: Sequence[Any] | None = None) -> list[Any]:
+        if self._in_flight:
+            self.receive()  # its answers come first
+        self._ask(command, arguments)
+        return self._gather(self._timeout)
+
+    def _ask(self, command: str, arguments: Sequence[Any] | None = None) -> None:
         if not self._workers:
             raise EnvError("these environments are closed")
         for index, (connection, _, _) in enumerate(self._workers):
             with contextlib.suppress(OSError):  # it died: its last words are read below
                 connection.send((command, arguments[index] if arguments else None))
-        return self._gather(self._timeout)
 
     def _gather(self, timeout: float) -> list[Any]:
         answers: dict[int, Any] = {}
@@ -173,7 +190,9 @@ def _view(raw: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     return np.frombuffer(raw, dtype, count=math.prod(shape)).reshape(shape)
 
 
-def _serve(connection: Connection, makers: list[Callable[[], Any]], options: dict[str, Any], shared: list[Any]) -> None:
+def _serve(
+    connection: Connection, makers: list[Callable[[], Any]], options: dict[str, Any], rows: slice, shared: list[Any]
+) -> None:
     """A process of environments. It ends when the pipe closes, so with its parent, however that ends."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # The parent answers signals: it saves the run, then closes the pipe.
@@ -182,7 +201,6 @@ def _serve(connection: Connection, makers: list[Callable[[], Any]], options: dic
     vector: SyncVector | None = None
     try:
         vector = SyncVector(makers, **options)
-        rows = slice(options["first_env"], options["first_env"] + vector.num_envs)
         action = vector.write_into(*(_view(*part)[rows] for part in shared))
         vector.on_replay = lambda: connection.send(("replay", None))
         connection.send(("ok", None))

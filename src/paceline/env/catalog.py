@@ -14,11 +14,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from paceline.env.probe import register_probes
-
-PROCGEN_GAMES = (
-    "bigfish", "bossfight", "caveflyer", "chaser", "climber", "coinrun", "dodgeball", "fruitbot",
-    "heist", "jumper", "leaper", "maze", "miner", "ninja", "plunder", "starpilot",
-)  # fmt: skip
+from paceline.env.procgen import GAMES, bare_name, game_of
 
 _ID = re.compile(r"(?:(?P<namespace>.+)/)?(?P<name>.*?)(?:-v(?P<version>\d+))?", re.DOTALL)
 _OLD_ATARI = re.compile(r"\w+(?:NoFrameskip|Deterministic|-ram\w*)-v\d")
@@ -62,7 +58,7 @@ def families() -> list[Family]:
         ("Box2D", "gymnasium.envs.box2d", "Box2D", "box2d", ""),
         ("MuJoCo", "gymnasium.envs.mujoco", "mujoco", "mujoco", ""),
         ("Atari", "ale_py", "ale_py", "atari", "about a hundred games, ALE/Pong-v5 and the like"),
-        ("Procgen", "envpool", "envpool", "procgen", ""),
+        ("Procgen", "envpool", "envpool", "procgen", "also procgen-coinrun-v0 and the like"),
         ("Probes", "paceline.env.probe", None, None, "tiny envs with known answers"),
     )
     return [Family(name, module, _ids(module), package, extra, note) for name, module, package, extra, note in rows]
@@ -89,7 +85,7 @@ def missing_package_hint(id: str) -> str | None:
         if spec is not None:
             known = _origin(spec).startswith(family.module)
         elif family.extra == "procgen":
-            known = _procgen_game(id) in PROCGEN_GAMES
+            known = game_of(id) is not None
         elif family.extra == "atari":
             known = id.startswith("ALE/") or _OLD_ATARI.fullmatch(id) is not None
         else:
@@ -105,7 +101,7 @@ def nearest(id: str) -> list[str]:
     known = [env_id for family in families() for env_id in family.ids]
     known += _newest(env_id for env_id, spec in gymnasium.registry.items() if not _origin(spec).startswith("gymnasium"))
     known = list(dict.fromkeys(known))
-    wanted = _name(_procgen_game(id))
+    wanted = _name(bare_name(id))
     same = [other for other in known if _name(other) == wanted]
     if same:
         return sorted(same, key=lambda other: (_key(other).lower() != _key(id).lower(), other))[:3]
@@ -115,7 +111,7 @@ def nearest(id: str) -> list[str]:
 
 def _ids(module: str) -> tuple[str, ...]:
     if module == "envpool":
-        return PROCGEN_GAMES
+        return GAMES
     ids = [env_id for env_id, spec in gymnasium.registry.items() if _origin(spec).startswith(module)]
     if module == "ale_py":  # the ids without a namespace are the old spellings of the same games
         ids = [env_id for env_id in ids if env_id.startswith("ALE/")] or _atari_ids()
@@ -161,9 +157,3 @@ def _version(id: str) -> int:
 def _key(id: str) -> str:
     """The id without its version."""
     return re.sub(r"-v\d+$", "", id)
-
-
-def _procgen_game(id: str) -> str:
-    """`coinrun` of `procgen:procgen-coinrun-v0`, `procgen-coinrun-v0` or `coinrun`; another id as it is."""
-    match = re.fullmatch(r"(?:procgen:)?procgen-(\w+)-v0", id)
-    return match[1] if match else id

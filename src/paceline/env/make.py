@@ -1,4 +1,4 @@
-"""An id → an environment: a Gymnasium id, `package.module:EnvId`, or `path/to/file.py:ClassName`."""
+"""An id → an environment: a Gymnasium id, a Procgen game, `package.module:EnvId`, or `path/to/file.py:ClassName`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from gymnasium.vector import AutoresetMode
 
 from paceline import machine
 from paceline.config import EnvConfig, UserError
-from paceline.env import catalog
+from paceline.env import atari, catalog, procgen
 from paceline.env.async_vector import AsyncVector
+from paceline.env.pool import Pool, PoolEnv, PoolVector
 from paceline.env.probe import register_probes
 from paceline.env.vector import NativeVector, SyncVector, VectorEnv
 from paceline.plugins import import_module, load_attribute
@@ -26,11 +27,8 @@ Env = gymnasium.Env[Any, Any]
 
 def make_scalar(config: EnvConfig, *, render_mode: str | None = None) -> Env:
     """One environment with its wrappers."""
-    kwargs = dict(config.kwargs)
-    if render_mode:
-        kwargs["render_mode"] = render_mode
     try:
-        env = _build(config.id, config.max_episode_steps, kwargs)
+        env = _build(config, render_mode)
         for name, arguments in _wrappers(config):
             env = _find_wrapper(name)(env, **arguments)
         if config.frame_stack > 1:
@@ -47,25 +45,71 @@ def make_scalar(config: EnvConfig, *, render_mode: str | None = None) -> Env:
 
 
 def make_vector(
-    config: EnvConfig, num_envs: int, *, seed: int, worker: int = 0, resumes: int = 0, squash: bool = False
+    config: EnvConfig,
+    num_envs: int,
+    *,
+    seed: int,
+    worker: int = 0,
+    resumes: int = 0,
+    first_env: int = 0,
+    cores: int = 0,
+    squash: bool = False,
 ) -> tuple[VectorEnv, str]:
-    """N environments as one, and a few words on how they are stepped."""
+    """N environments as one, and a few words on how they are stepped.
+
+    `first_env`: how many environments of this worker there are in other vectors; `cores`: those to use, 0 for all ours.
+    """
+    options: dict[str, Any] = {"seed": seed, "worker": worker, "resumes": resumes, "first_env": first_env}
+    options["squash"] = squash
     plain = not config.wrappers and config.frame_stack == 1
+    parallel = min(config.processes or cores or machine.cores(), num_envs)
     reason = ""
     if config.vector == "auto":
-        native, reason = _native(config, num_envs, allowed=plain)
-        if native is not None:
-            return NativeVector(native, seed=seed, worker=worker, resumes=resumes, squash=squash), "its own vector env"
+        if (pool := _pool_maker(config)) is not None:
+            if plain and not _limited(config):
+                how = "in 1 thread of their own" if parallel == 1 else f"in {parallel} threads of their own"
+                how = how if atari.is_atari(config.id) else f"{procgen.describe(config)}, {how}"
+                return PoolVector(pool(num_envs, threads=parallel), num_envs, **options), how
+            reason = f" (its own vector env takes no {'time limit' if plain else 'wrappers'})"
+        else:
+            native, reason = _native(config, num_envs, allowed=plain)
+            if native is not None and not config.processes:
+                return NativeVector(native, **options), "its own vector env"
     makers: list[Callable[[], Env]] = [functools.partial(make_scalar, config)] * num_envs
-    options: dict[str, Any] = {"seed": seed, "worker": worker, "resumes": resumes, "squash": squash}
     if config.vector == "async":
-        processes = min(config.processes or machine.cores(), num_envs)
-        vector = AsyncVector(makers, processes=processes, timeout_seconds=config.step_timeout_seconds, **options)
-        return vector, f"in {processes} processes"
+        vector = AsyncVector(makers, processes=parallel, timeout_seconds=config.step_timeout_seconds, **options)
+        return vector, f"in {parallel} processes"
+    if config.processes:
+        raise UserError(f"env.processes={config.processes} is for env.vector=async, and for Procgen and Atari")
     return SyncVector(makers, **options), f"in this process{reason}"
 
 
-def _build(env_id: str, max_episode_steps: int | None, kwargs: dict[str, Any]) -> Env:
+def _limited(config: EnvConfig) -> bool:
+    """Whether a time limit has to be put around the env. ALE counts by itself; envpool can't end one env of many."""
+    return config.max_episode_steps is not None and not atari.is_atari(config.id)
+
+
+def _pool_maker(config: EnvConfig) -> Callable[..., Pool] | None:
+    """For environments that step in threads of their own: `(num_envs, threads=, render=)` → a pool of them."""
+    if (game := procgen.game_of(config.id)) is not None:
+        if not catalog.is_installed("envpool"):
+            raise UserError(f"env.id={config.id}: {catalog.missing_package_hint(config.id)}")
+        return functools.partial(procgen.ProcgenPool, game, config.kwargs)
+    if atari.is_atari(config.id):
+        _check_known(config.id)
+        return functools.partial(atari.AtariPool, atari.options_of(config.id, config.kwargs, config.max_episode_steps))
+    return None
+
+
+def _build(config: EnvConfig, render_mode: str | None) -> Env:
+    env_id, max_episode_steps, kwargs = config.id, config.max_episode_steps, dict(config.kwargs)
+    if (pool := _pool_maker(config)) is not None:
+        if render_mode == "human":
+            raise UserError(f"--render: {env_id} has no window; film it with --video FILE")
+        env: Env = PoolEnv(lambda render: pool(1, render=render), render_mode)
+        return gymnasium.wrappers.TimeLimit(env, max_episode_steps or 0) if _limited(config) else env
+    if render_mode:
+        kwargs["render_mode"] = render_mode
     name = _registered_name(env_id)
     if name is None:
         return _from_class(load_attribute(env_id, "env.id"), env_id, max_episode_steps, kwargs)

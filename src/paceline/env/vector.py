@@ -47,6 +47,15 @@ class VectorEnv(ABC):
     def step(self, action: Array) -> tuple[Array, Array, Array, Array]:
         """`action [N, *shape]` → observation, reward, terminated, truncated."""
 
+    def send(self, action: Array) -> None:
+        """The first half of a step. Environments with threads or processes of their own set to work in them, and the
+        caller goes on to `receive` when it has nothing better to do."""
+        self._sent = action.copy()  # the caller's buffer may hold other actions by then
+
+    def receive(self) -> tuple[Array, Array, Array, Array]:
+        """The second half. Here all the work is done now."""
+        return self.step(self._sent)
+
     @abstractmethod
     def reseed(self, seed: int, worker: int, resumes: int) -> None:
         """The episodes from the next `reset` on are those of this seed."""
@@ -196,9 +205,11 @@ class NativeVector(VectorEnv):
         seed: int,
         worker: int = 0,
         resumes: int = 0,
+        first_env: int = 0,
         squash: bool,
     ) -> None:
         self.env = env
+        self._first_env = first_env
         base: Any = env.unwrapped
         base.action_space = _trusting(env.action_space)
         self.reseed(seed, worker, resumes)
@@ -220,7 +231,8 @@ class NativeVector(VectorEnv):
         return self._obs, reward, terminated, truncated
 
     def reseed(self, seed: int, worker: int, resumes: int) -> None:
-        self._seed = int(np.random.SeedSequence((seed, worker, resumes)).generate_state(1)[0] >> 1)
+        entropy = (seed, worker, resumes, *([self._first_env] if self._first_env else []))
+        self._seed = int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
 
     def state(self) -> State | None:
         base: Any = self.env.unwrapped

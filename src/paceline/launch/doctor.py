@@ -62,6 +62,7 @@ THREAD_VARIABLES = (
 )
 # The wheel of envpool links to them and doesn't carry them.
 ENVPOOL_LIBRARIES = ("libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0")
+ENVPOOL_FIX = "apt-get install libgl1 libglib2.0-0, or without root: conda install -c conda-forge libgl libglib"
 TORCH_SECONDS = 60.0
 TORCH_PROGRAM = "import torch; x = torch.ones(64, 64); assert (x @ x).sum().item() == 64.0**3; print(torch.__version__)"
 MB, GB = 1 << 20, 1 << 30
@@ -159,8 +160,8 @@ def _extras() -> Iterator[Finding]:
             continue
         lost = [library for library in ENVPOOL_LIBRARIES if not _loads(library)] if name == "envpool" else []
         if lost and sys.platform == "linux":
-            fix = "install them from the system's packages (Debian, Ubuntu: libgl1 libglib2.0-0)"
-            yield Finding("warn", name, f"{version} needs system libraries that are absent: {', '.join(lost)}", fix)
+            text = f"{version} needs system libraries that are absent: {', '.join(lost)}"
+            yield Finding("warn", name, text, ENVPOOL_FIX)
         else:
             yield Finding("ok", name, f"{version} ({purpose})")
 

@@ -108,6 +108,9 @@ EVAL_METRICS: dict[str, Metric] = {
     "kind": Metric("By `paceline evaluate` only: deterministic, stochastic or random actions", ""),
     "checkpoint": Metric("By `paceline evaluate` only: the checkpoint that played", ""),
     "seed": Metric("By `paceline evaluate` only: of the episodes", ""),
+    "levels": Metric("By `paceline evaluate` of Procgen only: train (those of the run) or test (all there are)", ""),
+    "return_normalized": Metric("The same: mean return on the scale of the Procgen paper, by mode and game", ""),
+    "generalization_gap": Metric("The same, with the test levels: mean return on the train levels less this one", ""),
 }
 
 _encode = json.JSONEncoder(allow_nan=False).encode
