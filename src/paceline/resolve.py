@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -150,10 +151,21 @@ def _preset_for(given: Mapping[str, Any], wanted: str | None) -> tuple[Tree, str
         if wanted not in table:
             hint = _did_you_mean(wanted, list(table))
             raise UserError(f"--preset {wanted!r} is not known for {algo}{hint}; there are none, {', '.join(table)}")
-        return deepcopy(table[wanted]), f"{algo}/{wanted}"
+        return _settings(table[wanted]), f"{algo}/{wanted}"
     env_id = (given.get("env") or {}).get("id") or RunConfig.model_fields["env"].default.id
-    name = env_id.rpartition(":")[2]
-    return (deepcopy(table[name]), f"{algo}/{name}") if name in table else ({}, None)
+    name: str | None = env_id.rpartition(":")[2]
+    if name not in table:
+        name = next((n for n, preset in table.items() if _is_for(preset, env_id)), None)
+    return (_settings(table[name]), f"{algo}/{name}") if name else ({}, None)
+
+
+def _is_for(preset: Tree, env_id: str) -> bool:
+    return any(fnmatchcase(env_id.lower(), pattern.lower()) for pattern in preset.get("for", ()))
+
+
+def _settings(preset: Tree) -> Tree:
+    """Without `for`, the patterns of the env ids that have no preset of their own name."""
+    return deepcopy({key: value for key, value in preset.items() if key != "for"})
 
 
 def _one_line(error: ValidationError) -> str:

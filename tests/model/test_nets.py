@@ -7,9 +7,11 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
+from torch.nn import functional
 
 from paceline.config import ModelConfig, UserError
 from paceline.model.nets import CnnActorCritic, MlpActorCritic
+from paceline.resolve import validate
 from paceline.spaces import ObservationCodec
 
 NUMPY_ACTIVATIONS: dict[str, Any] = {
@@ -129,6 +131,8 @@ def test_the_generator_alone_decides_the_weights() -> None:
         (image(35, 84), "auto", 32 * 8 * 20),
         (image(8, 8), "auto", 32 * 1 * 1),
         (image(64, 96, 1), "nature", 64 * 4 * 8),
+        (image(64, 64), "impala", 32 * 8 * 8),
+        (image(9, 84, 1), "impala", 32 * 2 * 11),  # 9 → 5 → 3 → 2, 84 → 42 → 21 → 11
     ],
 )
 def test_convolutions_of_many_sizes(space: Any, name: str, features: int) -> None:
@@ -182,3 +186,101 @@ def test_pictures_among_a_vector_are_cut_out_again() -> None:
     )
     torch.testing.assert_close(policy, expected)
     torch.testing.assert_close(value, expected_value)
+
+
+PAPER: dict[str, Any] = {"cnn": "impala", "hidden": [256], "activation": "relu", "shared": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters"),
+    [
+        # Convolutions 448 + 4 x 2,320, 4,640 + 4 x 9,248, 9,248 + 4 x 9,248; 2,048 x 256 + 256; 256 x 16 + 16.
+        (PAPER, 97_600 + 524_544 + 4_112),
+        # 32, 64, 64 channels: 896 + 4 x 9,248, 18,496 + 4 x 36,928, 36,928 + 4 x 36,928; 4,096 x 256 + 256.
+        (PAPER | {"cnn_width": 2}, 388_736 + 1_048_832 + 4_112),
+        # 4, 8, 8 channels: 112 + 4 x 148, 296 + 4 x 584, 584 + 4 x 584; 512 x 256 + 256.
+        (PAPER | {"cnn_width": 0.25}, 6_256 + 131_328 + 4_112),
+        # One number a channel instead of 8 x 8: 32 x 256 + 256.
+        (PAPER | {"cnn_pool": True}, 97_600 + 8_448 + 4_112),
+        # rl-cluster-benchmark: 6,176 + 32,832 + 36,928; twice 1,024 x 512 + 512; 512 x 15 + 15 and 512 + 1.
+        ({"cnn": "nature", "hidden": [512], "activation": "relu"}, 75_936 + 2 * 524_800 + 7_695 + 513),
+    ],
+    ids=str,
+)
+def test_known_networks_have_their_number_of_parameters(options: dict[str, Any], parameters: int) -> None:
+    """For 64 x 64 x 3 pixels and 15 actions, as in Procgen; by hand."""
+    assert sum(p.numel() for p in cnn(image(64, 64), 15, **options).parameters()) == parameters
+
+
+def plain_impala(net: CnnActorCritic, x: torch.Tensor, *, pool: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Written out: nothing in place, not channels_last."""
+    convs = iter([m for m in net.modules() if isinstance(m, nn.Conv2d)])
+
+    def conv(h: torch.Tensor) -> torch.Tensor:
+        layer = next(convs)
+        return functional.conv2d(h, layer.weight.contiguous(), layer.bias, padding=1)
+
+    h = x.float() / 255
+    for _ in range(3):
+        h = functional.max_pool2d(conv(h), 3, 2, 1)
+        for _ in range(2):
+            h = h + conv(torch.relu(conv(torch.relu(h))))
+    h = torch.relu(h)
+    h = h.mean(3).mean(2) if pool else h.flatten(1)
+    first, last = linears(net)
+    out = last(torch.relu(first(h)))
+    return out[:, :-1], out[:, -1]
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_the_impala_cnn_is_its_formula(pool: bool) -> None:
+    net = cnn(image(17, 12), cnn="impala", cnn_width=0.5, cnn_pool=pool, hidden=[16], activation="relu", shared=True)
+    x = torch.randint(0, 256, (5, 3, 17, 12), dtype=torch.uint8, generator=generator())
+    results = []
+    for policy, value in (net(x), plain_impala(net, x, pool=pool)):
+        weight = torch.linspace(-1, 1, policy.numel()).reshape(policy.shape)
+        gradient = torch.autograd.grad((policy * weight).sum() + (value * value).sum(), list(net.parameters()))
+        results.append([policy, value, *gradient])
+    assert all(bool(g.any()) for g in results[0])
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-5)
+
+
+def test_the_impala_cnn_begins_as_the_code_of_the_paper() -> None:
+    net = cnn(image(64, 64), 15, **PAPER)
+    first, last = linears(net)
+    for layer in [*(m for m in net.modules() if isinstance(m, nn.Conv2d)), first]:
+        assert layer.bias is not None and not layer.bias.any()
+        w = layer.weight.detach()
+        area = w[0, 0].numel()
+        bound = (6 / (area * (w.shape[0] + w.shape[1]))) ** 0.5  # uniform up to here
+        assert 0.95 * bound < float(w.abs().max()) <= bound
+        assert float(w.std()) == pytest.approx(bound / 3**0.5, rel=0.1)
+    assert float(last.weight[:15].detach().norm(dim=1).max()) == pytest.approx(0.01, rel=1e-3)
+    assert float(last.weight[15].detach().norm()) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_looking_does_not_change_what_is_seen() -> None:
+    """Pixels that are floats already are not divided in place."""
+    space = spaces.Dict({"camera": image(9, 8), "state": spaces.Box(-1.0, 1.0, (2,), np.float32)})
+    x = torch.rand(3, ObservationCodec(space).size) * 255
+    before = x.clone()
+    cnn(space, hidden=[4])(x)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"cnn_width": 2}, "model.cnn_width=2.0 needs model.cnn=impala, not auto"),
+        ({"cnn": "nature", "cnn_pool": True}, "model.cnn_pool=true needs model.cnn=impala, not nature"),
+        ({"class": "net.py:Net", "cnn_width": 2}, "model.cnn_width is of our networks"),
+        ({"cnn": "impala", "cnn_width": 0.1}, "model.cnn_width=0.1: input should be greater than or equal to 0.25"),
+        ({"cnn": "inpala"}, "model.cnn=inpala is not one of auto, nature, impala, small; did you mean 'impala'?"),
+    ],
+    ids=str,
+)
+def test_options_that_would_do_nothing_are_refused(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        validate({"model": options})
+    assert str(error.value).startswith(line)

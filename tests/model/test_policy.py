@@ -148,6 +148,58 @@ def test_learning_twice_gives_the_same_gradient(kind: str) -> None:
     assert torch.equal(*gradients) and gradients[0].abs().min() >= 0 and gradients[0][-2:].all()
 
 
+@pytest.mark.parametrize("cnn", ["small", "impala"])
+def test_the_weights_of_convolutions_and_their_gradients_stay_channels_last_in_the_flat_buffer(cnn: str) -> None:
+    policy = make(IMAGE, cnn=cnn, hidden=[8])
+    convolutions = [p for p in policy.net.parameters() if p.dim() == 4]
+    before = [p.grad.data_ptr() for p in convolutions if p.grad is not None]
+    policy.learn(observations(policy, 4), lambda out: np.ones_like(out), lambda value: np.ones_like(value))
+    after = [p.grad for p in convolutions if p.grad is not None]
+    assert [g.data_ptr() for g in after] == before and len(before) == len(convolutions) > 0
+    for tensor in [*convolutions, *after]:
+        assert tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+    flat = torch.cat([g.permute(0, 2, 3, 1).ravel() if g.dim() == 4 else g.ravel()
+                      for g in (p.grad for p in policy.net.parameters()) if g is not None])  # fmt: skip
+    assert torch.equal(flat, policy.gradient)
+
+
+@pytest.mark.parametrize("action", ["discrete", "box"])
+@pytest.mark.parametrize("kind", ["image", "mixed"])
+def test_several_passes_add_up_to_one(kind: str, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make(OBSERVATIONS[kind], ACTIONS[action], hidden=[8])
+    x, rng = observations(policy, 10), np.random.default_rng(0)
+    noise = policy.head.noise(rng, (10,))
+    acts, weight = policy.act(x, noise)[0], rng.normal(size=10).astype(np.float32)
+
+    def learn(part: slice, *, add: bool) -> None:
+        def policy_loss(out: Any) -> Any:
+            policy.head.evaluate(out, acts[part])
+            return policy.head.gradient(weight[part], -0.1)
+
+        policy.learn(x[part], policy_loss, lambda value: value * weight[part], add=add)
+
+    assert policy.passes(10) == [slice(0, 10)]
+    learn(slice(0, 10), add=False)
+    whole = policy.gradient.clone()
+    monkeypatch.setattr("paceline.model.policy.PASS_BYTES", 4 * policy.net.row_bytes)  # type: ignore[operator]
+    parts = policy.passes(10)
+    assert parts == [slice(0, 3), slice(3, 6), slice(6, 10)]
+    policy.gradient.fill_(77.0)
+    for part in parts:
+        learn(part, add=part.start > 0)
+    assert float(whole.abs().max()) > 0
+    torch.testing.assert_close(policy.gradient, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_passes_keep_to_their_memory() -> None:
+    """2,048 rows of the IMPALA-CNN would take more than 4 GB at once; an MLP is never cut."""
+    procgen = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    large = make(procgen, spaces.Discrete(15), cnn="impala", hidden=[256], shared=True)
+    assert [p.stop - p.start for p in large.passes(2048)] == [256] * 8
+    assert len(make(procgen, spaces.Discrete(15), cnn="nature", hidden=[512]).passes(2048)) == 1
+    assert make().passes(10**6) == [slice(0, 10**6)] and large.passes(0) == []
+
+
 def test_the_seed_decides_the_weights(own_net: Path) -> None:
     cases: tuple[dict[str, Any], ...] = ({}, {"class": f"{own_net}:Net"})
     for options in cases:
@@ -286,6 +338,7 @@ def test_what_is_wrong_with_a_users_network(own_net: Path, name: str, kwargs: di
     ("options", "named"),
     [
         ({"cnn": "small"}, "model.cnn"),
+        ({"cnn": "impala", "cnn_pool": True}, "model.cnn=impala is for images"),
         ({"log_std_init": -1.0}, "log_std_init"),
         ({"observation": IMAGE, "normalize": True}, "normalize_observation"),
     ],

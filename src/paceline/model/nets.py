@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ CNNS: dict[str, Sequence[Conv]] = {
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     "small": ((16, 3, 2), (32, 3, 2)),
 }
+IMPALA_CHANNELS = (16, 32, 32)
+BYTES_PER_ACTIVATION = 10.0  # measured: an input or output of a convolution is there 2.5 times at the peak of learning
 
 
 class MlpActorCritic(nn.Module):
@@ -54,6 +57,11 @@ class MlpActorCritic(nn.Module):
             assert isinstance(last, nn.Linear)
             last.weight[:outputs] *= 0.01
 
+    @property
+    def hidden_layers(self) -> list[nn.Linear]:
+        towers = [self.policy] if self.shared else [self.policy, self.value]
+        return [layer for tower in towers for layer in tower[:-1] if isinstance(layer, nn.Linear)]
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         out = self._run(self.policy, x)
         if self.shared:
@@ -68,7 +76,12 @@ class MlpActorCritic(nn.Module):
 
 
 class CnnActorCritic(nn.Module):
-    """Convolutions over each image, then an `MlpActorCritic` over their features and the other observations."""
+    """Convolutions over each image, then an `MlpActorCritic` over their features and the other observations.
+
+    The towers of policy and value share the convolutions. With `cnn=nature hidden=[512] activation=relu` this is the
+    network of rl-cluster-benchmark, with `cnn=impala hidden=[256] activation=relu shared=true` that of the Procgen
+    paper.
+    """
 
     def __init__(
         self, observation: ObservationCodec, config: ModelConfig, outputs: int, generator: torch.Generator
@@ -77,27 +90,124 @@ class CnnActorCritic(nn.Module):
         self.is_image = observation.is_image
         self.leaves = observation.leaves
         self.convolutions = nn.ModuleList()
+        self.half_precision = False
+        """Convolutions in 16 bits, the rest in 32."""
+        self.row_bytes = 0
+        """Memory that learning from one row takes, about."""
         features = 0
         for leaf in self.leaves:
             if leaf.kind != "image":
                 features += leaf.stop - leaf.start
                 continue
-            stack = _convolutions(leaf.shape, config.cnn, generator)
+            stack = _convolutions(leaf.shape, config, generator)
             self.convolutions.append(stack)
-            with torch.no_grad():
-                features += stack(torch.zeros(1, *leaf.shape)).shape[1]
+            width, activations = _measure(stack, leaf.shape)
+            features += width
+            self.row_bytes += int(BYTES_PER_ACTIVATION * activations)
         self.head = MlpActorCritic(features, config.hidden, config.activation, config.shared, outputs, generator)
+        self._stacks: list[Callable[[Tensor], Tensor]] = list(self.convolutions)
+        if config.cnn == "impala":
+            for layer in [m for m in self.modules() if isinstance(m, nn.Conv2d)] + self.head.hidden_layers:
+                # As OpenAI's code for both papers (TensorFlow's default). Orthogonal weights as large as those of the
+                # other networks would double the variance at each addition in the residual blocks.
+                nn.init.xavier_uniform_(layer.weight, generator=generator)
+
+    def compile_convolutions(self) -> None:
+        """By torch.compile, which takes most of a minute and fuses what lies between them."""
+        for pool in (module for module in self.modules() if isinstance(module, Pool)):
+            pool.compiled = True
+        self._stacks = [torch.compile(stack, dynamic=False) for stack in self.convolutions]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        parts, stacks = [], iter(self.convolutions)
+        return self.run(x, self._stacks)
+
+    def run(self, x: Tensor, convolutions: Iterable[Callable[[Tensor], Tensor]]) -> tuple[Tensor, Tensor]:
+        """With these as they are, compiled or not."""
+        parts, stacks = [], iter(convolutions)
         for leaf in self.leaves:
             part = x if self.is_image else x[:, leaf.start : leaf.stop]
             if leaf.kind == "image":
-                image = part.reshape(len(x), *leaf.shape).float() / leaf.scale
-                part = next(stacks)(image.contiguous(memory_format=torch.channels_last))
+                image = part.reshape(len(x), *leaf.shape)
+                # In place what `float` has just made: at thousands of images, a pass over memory less.
+                image = image.float().div_(leaf.scale) if image.dtype == torch.uint8 else image / leaf.scale
+                with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half_precision):
+                    part = next(stacks)(image.contiguous(memory_format=torch.channels_last)).float()
             parts.append(part)
         policy, value = self.head(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
         return policy, value
+
+
+class Residual(nn.Module):
+    """Two convolutions, each after a ReLU, and what came in added. A convolution's own output may be overwritten: its
+    gradient needs the input only.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu_(self.first(torch.relu(x)))
+        out: Tensor = self.second(h).add_(x)
+        return out
+
+
+class Pool(nn.Module):
+    """The maximum of each 3 x 3 pixels, at every second one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiled = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.compiled and x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0:
+            out: Tensor = PoolByHand.apply(x)  # type: ignore[no-untyped-call]
+            return out
+        return nn.functional.max_pool2d(x, 3, 2, padding=1)
+
+
+class PoolByHand(torch.autograd.Function):
+    """The same for torch.compile, whose own gradient of it takes a seventh of a step on a GPU. In plain operations: a
+    pixel of even row and column is in one window, one of odd row and column in four."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        around = nn.functional.pad(x, (1, 0, 1, 0), value=-math.inf)
+        rows, columns = x.shape[2], x.shape[3]
+        best, place = around[:, :, :rows:2, :columns:2], torch.zeros((), dtype=torch.int8, device=x.device)
+        for k in range(1, 9):
+            dy, dx = divmod(k, 3)
+            other = around[:, :, dy : dy + rows : 2, dx : dx + columns : 2]
+            larger = other > best
+            best, place = torch.where(larger, other, best), torch.where(larger, k, place)
+        ctx.save_for_backward(place.to(torch.int8))
+        return best
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        d, (place,) = gradients[0], ctx.saved_tensors
+        count, channels, rows, columns = d.shape
+        d, place = nn.functional.pad(d, (0, 1, 0, 1)), nn.functional.pad(place, (0, 1, 0, 1), value=-1)
+
+        def of(k: int, down: int, right: int) -> Tensor:
+            """The gradient of the window so far off, where its maximum is at k."""
+            window = (slice(None), slice(None), slice(down, down + rows), slice(right, right + columns))
+            return torch.where(place[window] == k, d[window], 0)
+
+        even = torch.stack([of(4, 0, 0), of(5, 0, 0) + of(3, 0, 1)], 4)
+        odd = torch.stack(
+            [of(7, 0, 0) + of(1, 1, 0), of(8, 0, 0) + of(6, 0, 1) + of(2, 1, 0) + of(0, 1, 1)],
+            4,
+        )
+        return torch.stack([even, odd], 3).reshape(count, channels, 2 * rows, 2 * columns)
+
+
+class MeanOverImage(nn.Module):
+    """Global average pooling: `[B, C, H, W]` → `[B, C]`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
 
 
 def _tower(widths: Sequence[int], generator: torch.Generator) -> nn.ModuleList:
@@ -109,20 +219,42 @@ def _tower(widths: Sequence[int], generator: torch.Generator) -> nn.ModuleList:
     return nn.ModuleList(layers)
 
 
-def _convolutions(shape: tuple[int, ...], name: str, generator: torch.Generator) -> nn.Sequential:
-    side = min(shape[1:])
+def _convolutions(shape: tuple[int, ...], config: ModelConfig, generator: torch.Generator) -> nn.Sequential:
+    """`[B, C, H, W]` → features `[B, F]`; weights and activations are laid out channels_last, which the CPU's and the
+    GPU's convolutions are faster with."""
+    name, side = config.cnn, min(shape[1:])
     if name == "auto":
         name = "nature" if side >= NATURE_MIN_SIDE else "small"
     if name == "nature" and side < NATURE_MIN_SIDE:
         raise UserError(f"model.cnn=nature needs images of at least {NATURE_MIN_SIDE} pixels, these are {shape[1:]}")
     layers: list[nn.Module] = []
     channels = shape[0]
-    for width, kernel, stride in CNNS[name]:
-        conv = nn.Conv2d(channels, width, kernel, stride)
+    if name == "impala":
+        for base in IMPALA_CHANNELS:
+            width = max(1, round(base * config.cnn_width))
+            layers += [nn.Conv2d(channels, width, 3, padding=1), Pool()]
+            layers += [Residual(width), Residual(width)]
+            channels = width
+        layers.append(nn.ReLU(inplace=True))
+    else:
+        for width, kernel, stride in CNNS[name]:
+            layers += [nn.Conv2d(channels, width, kernel, stride), nn.ReLU(inplace=True)]
+            channels = width
+    stack = nn.Sequential(*layers, MeanOverImage() if config.cnn_pool else nn.Flatten())
+    for conv in (m for m in stack.modules() if isinstance(m, nn.Conv2d)):
         nn.init.orthogonal_(conv.weight, math.sqrt(2), generator=generator)
         nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
-        layers += [conv, nn.ReLU()]
-        channels = width
-    stack = nn.Sequential(*layers, nn.Flatten())
     stack.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return stack
+
+
+def _measure(stack: nn.Sequential, shape: tuple[int, ...]) -> tuple[int, int]:
+    """The features that come out, and how many numbers go into the convolutions and come out of each, for one row."""
+    sizes = [math.prod(shape)]
+    convs = [m for m in stack.modules() if isinstance(m, nn.Conv2d)]
+    hooks = [conv.register_forward_hook(lambda _module, _args, out: sizes.append(out.numel())) for conv in convs]
+    with torch.no_grad():
+        features: int = stack(torch.zeros(1, *shape)).shape[1]
+    for hook in hooks:
+        hook.remove()
+    return features, sum(sizes)

@@ -6,6 +6,8 @@ runs in `fast.py`; for images and for a user's own network torch runs the networ
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,14 @@ from torch import Tensor, nn
 from paceline.config import ModelConfig, UserError
 from paceline.model.fast import FastMlp, Floats, JointLoss, Loss
 from paceline.model.heads import Head, make_head
+from paceline.model.memory import keep_freed_memory
 from paceline.model.nets import CnnActorCritic, MlpActorCritic
 from paceline.model.normalizer import CLIP, RunningMoments
 from paceline.plugins import load_attribute
 from paceline.spaces import ActionCodec, Array, ObservationCodec
+
+PASS_BYTES = 600_000_000
+"""Memory that one pass forward and backward over images may take. Larger passes are not faster."""
 
 
 class Policy:
@@ -37,8 +43,10 @@ class Policy:
         generator = torch.Generator().manual_seed(seed)
         self.net = _make_net(observation, action.num_outputs, config, generator, seed)
         self._log_std = nn.Parameter(torch.full((action.dim,), config.log_std_init))
-        self.parameters, self.gradient = _flatten([self._log_std, *self.net.parameters()])
+        self.parameters, self.gradient = flatten([self._log_std, *self.net.parameters()])
         self.fast = FastMlp(self.net) if isinstance(self.net, MlpActorCritic) else None
+        if observation.images:
+            keep_freed_memory()
         self.parts = [slice(0, len(self.parameters))]
         """Of the flat buffers: those of the policy and of the value, if they have nothing in common."""
         if self.fast is not None and len(self.fast.towers) == 2:
@@ -100,16 +108,25 @@ class Policy:
     def normalizer_changed(self) -> None:
         self._scale = None
 
-    def learn(self, x: Array, policy_loss: Loss, value_loss: Loss) -> None:
-        """The gradient of a loss into `self.gradient`.
+    def passes(self, rows: int) -> list[slice]:
+        """Parts of a minibatch to `learn` one after the other, so that the memory it takes has a limit."""
+        count = 1
+        if isinstance(self.net, CnnActorCritic):
+            count = max(1, math.ceil(rows * self.net.row_bytes / PASS_BYTES))
+        bounds = [rows * k // count for k in range(count + 1)]
+        return [slice(a, b) for a, b in itertools.pairwise(bounds) if b > a]
+
+    def learn(self, x: Array, policy_loss: Loss, value_loss: Loss, *, add: bool = False) -> None:
+        """The gradient of a loss into `self.gradient`, or `add` it to the one of the passes before.
 
         `x`: prepared observations `[B, …]`. `policy_loss` is given the policy's outputs `[K, B]` and returns the
         gradient with respect to them; `value_loss` the same for the values `[B]`. They may run in different threads.
         """
         if self.fast is not None:
+            assert not add  # its gradient is written over, and one pass does for any number of rows
             self.fast.learn(x, policy_loss, value_loss)
             return
-        self._learn_in_torch(x, lambda out, value: (policy_loss(out), value_loss(value)))
+        self._learn_in_torch(x, lambda out, value: (policy_loss(out), value_loss(value)), add=add)
 
     def learn_jointly(self, x: Array, loss: JointLoss) -> None:
         """The same for a loss whose gradient with respect to either depends on both."""
@@ -118,12 +135,15 @@ class Policy:
         else:
             self._learn_in_torch(x, loss)
 
-    def _learn_in_torch(self, x: Array, loss: JointLoss) -> None:
+    def _learn_in_torch(self, x: Array, loss: JointLoss, *, add: bool = False) -> None:
+        of_head, of_net = self.gradient[: self.action.dim], self.gradient[self.action.dim :]
+        before = of_head.clone()
         out, value = self.net(torch.from_numpy(x))
-        d_out, d_value = loss(out.detach().numpy().T, value.detach().numpy())
-        for parameter in self.net.parameters():  # not log_std: the head has written that
-            assert parameter.grad is not None
-            parameter.grad.zero_()
+        d_out, d_value = loss(out.detach().numpy().T, value.detach().numpy())  # the head writes over its gradient
+        if add:
+            of_head += before
+        else:
+            of_net.zero_()
         torch.autograd.backward(
             [out, value], [torch.from_numpy(np.ascontiguousarray(d_out.T)), torch.from_numpy(d_value)]
         )
@@ -139,8 +159,8 @@ class Policy:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Named arrays: everything needed to act."""
-        arrays = {f"net.{name}": p.detach().numpy() for name, p in self.net.named_parameters()}
-        arrays |= {f"net.{name}": b.numpy() for name, b in self.net.named_buffers()}
+        arrays = {f"net.{name}": p.detach().cpu().numpy() for name, p in self.net.named_parameters()}
+        arrays |= {f"net.{name}": b.cpu().numpy() for name, b in self.net.named_buffers()}
         if self.action.is_continuous:
             arrays["log_std"] = self._log_std.detach().numpy()
         if self.moments is not None:
@@ -196,10 +216,10 @@ def _make_net(
     return MlpActorCritic(observation.size, config.hidden, config.activation, config.shared, outputs, generator)
 
 
-def _flatten(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
+def flatten(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
     """Move parameters and their gradients into one flat buffer each; the modules keep views."""
     sizes = [p.numel() for p in parameters]
-    flat, gradient = torch.zeros(sum(sizes)), torch.zeros(sum(sizes))
+    flat, gradient = (torch.zeros(sum(sizes), device=parameters[0].device) for _ in range(2))
     for p, part, grad in zip(parameters, torch.split(flat, sizes), torch.split(gradient, sizes), strict=True):
         if p.dtype != torch.float32:
             raise UserError(f"model.class: parameters must be float32, one is {p.dtype}")
