@@ -30,6 +30,7 @@ lint: setup  ## format, lint, types, layers
 	$(BIN)/ruff format --check src tests benchmarks docs examples
 	$(BIN)/ruff check src tests benchmarks docs examples
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python docs/make_benchmarks.py --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 

@@ -1,7 +1,14 @@
 import numpy as np
 import pytest
 
-from paceline.stats import bootstrap_interval, iqm, summarize
+from paceline.stats import (
+    bootstrap_interval,
+    improvement_interval,
+    iqm,
+    probability_of_improvement,
+    stratified_bootstrap_interval,
+    summarize,
+)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +90,72 @@ def test_bad_samples_are_refused() -> None:
         summarize([1.0, 2.0], [1])
     with pytest.raises(ValueError, match="confidence"):
         bootstrap_interval([1.0], confidence=95)
+
+
+def test_stratified_interval_against_every_resample() -> None:
+    strata = [[0.0, 1.0], [10.0, 14.0]]
+    # 2 x 2 draws of each stratum, all equally likely: the sums 0 1 1 2 and 20 24 24 28, divided by 4.
+    every = sorted((a + b) / 4 for a in (0, 1, 1, 2) for b in (20, 24, 24, 28))
+    seen: list[float] = []
+    stratified_bootstrap_interval(strata, lambda values: seen.append(values.mean()) or 0.0, resamples=16_000)
+    assert sorted(set(seen)) == sorted(set(every))
+    for value in set(every):
+        assert seen.count(value) == pytest.approx(1000 * every.count(value), rel=0.15)
+    assert stratified_bootstrap_interval(strata, np.mean) == (5.0, 7.5)  # 1 in 16 each, more than 2.5 %
+
+
+def test_stratified_interval_against_a_plain_loop() -> None:
+    data = np.random.default_rng(2)
+    strata = [data.normal(mean, 1.0, size) for mean, size in ((0.0, 3), (5.0, 4), (9.0, 8))]
+    rng = np.random.default_rng(7)
+    draws = []
+    for _ in range(4000):
+        pooled: list[float] = []
+        for stratum in strata:
+            pooled += [float(stratum[rng.integers(len(stratum))]) for _ in stratum]
+        draws.append(iqm(pooled))
+    expected = np.quantile(draws, [0.025, 0.975])
+    assert stratified_bootstrap_interval(strata, resamples=4000) == pytest.approx(tuple(expected), abs=0.05)
+
+
+def test_strata_are_kept_apart_and_the_seed_repeats() -> None:
+    # Which game is which is no chance: without strata the interval of these means would be 0 to 100 wide.
+    assert stratified_bootstrap_interval([[0.0, 0.0, 0.0], [100.0, 100.0, 100.0]], np.mean) == (50.0, 50.0)
+    strata = [[1.0, 2.0, 4.0], [3.0, 7.0, 8.0]]
+    assert stratified_bootstrap_interval(strata, seed=3) == stratified_bootstrap_interval(strata, seed=3)
+    assert stratified_bootstrap_interval(strata, resamples=50, seed=3) != stratified_bootstrap_interval(
+        strata, resamples=50, seed=4
+    )
+
+
+def test_probability_of_improvement_by_hand() -> None:
+    assert probability_of_improvement([[2.0, 3.0]], [[1.0, 0.0]]) == 1.0
+    assert probability_of_improvement([[1.0, 1.0]], [[1.0]]) == 0.5
+    # 3 wins, 1 tie, 2 losses of 6: 3.5/6; and no win of 1.
+    x, y = [[1.0, 3.0], [0.0]], [[0.0, 1.0, 4.0], [2.0]]
+    assert probability_of_improvement(x, y) == pytest.approx(3.5 / 6 / 2)
+    assert probability_of_improvement(y, x) == pytest.approx(1 - 3.5 / 6 / 2)
+
+
+def test_interval_of_the_improvement_against_a_plain_loop() -> None:
+    x, y = [[1.0, 3.0, 5.0], [0.0, 2.0]], [[0.0, 1.0, 4.0], [1.0, 2.0]]
+    rng = np.random.default_rng(5)
+    draws = []
+    for _ in range(4000):
+        a = [[side[rng.integers(len(side))] for _ in side] for side in x]
+        b = [[side[rng.integers(len(side))] for _ in side] for side in y]
+        draws.append(probability_of_improvement(a, b))
+    expected = np.quantile(draws, [0.025, 0.975])
+    assert improvement_interval(x, y, resamples=4000) == pytest.approx(tuple(expected), abs=0.06)
+    assert improvement_interval([[5.0, 6.0]], [[1.0, 2.0]]) == (1.0, 1.0)
+
+
+def test_bad_strata_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        stratified_bootstrap_interval([])
+    with pytest.raises(ValueError, match="at least one"):
+        stratified_bootstrap_interval([[1.0], []])
+    with pytest.raises(ValueError, match="1 and 2 games"):
+        probability_of_improvement([[1.0]], [[1.0], [2.0]])
+    with pytest.raises(ValueError, match="confidence"):
+        stratified_bootstrap_interval([[1.0, 2.0]], confidence=2)

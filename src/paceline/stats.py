@@ -1,8 +1,8 @@
-"""What a sample of episodes says, and how sure that is. Numpy alone."""
+"""What a sample of episodes or of runs says, and how sure that is. Numpy alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,47 @@ def bootstrap_interval(
     seed: int = 0,
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of a statistic. The same sample and seed give the same interval."""
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence} is not between 0 and 1")
     values = _sample(x)
     rng = np.random.default_rng(seed)
     # One resample at a time: a matrix of them all would take gigabytes for a large sample.
     draws = [float(statistic(values[rng.integers(values.size, size=values.size)])) for _ in range(resamples)]
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
+    return _interval(draws, confidence)
+
+
+def stratified_bootstrap_interval(
+    strata: Sequence[npt.ArrayLike],
+    statistic: Callable[[npt.NDArray[np.float64]], Any] = iqm,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of a statistic of all values together, where each stratum (the runs of one game) is
+    resampled by itself: every resample has as many values of each as the sample, so that which games are hard adds
+    nothing to the width."""
+    drawn = np.concatenate(_draws(strata, np.random.default_rng(seed), resamples), axis=1)
+    return _interval([float(statistic(row)) for row in drawn], confidence)
+
+
+def probability_of_improvement(x: Sequence[npt.ArrayLike], y: Sequence[npt.ArrayLike]) -> float:
+    """How probably a run of `x` beats one of `y` in the same game, averaged over games; a tie is half a win."""
+    _check_pairs(x, y)
+    return float(np.mean([_wins(_sample(a), _sample(b)) for a, b in zip(x, y, strict=True)]))
+
+
+def improvement_interval(
+    x: Sequence[npt.ArrayLike],
+    y: Sequence[npt.ArrayLike],
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Stratified bootstrap interval of `probability_of_improvement`: both sides are resampled in each game."""
+    _check_pairs(x, y)
+    rng = np.random.default_rng(seed)
+    games = zip(_draws(x, rng, resamples), _draws(y, rng, resamples), strict=True)
+    # [resamples, runs of x, runs of y] for a game: small, because a run is hours of work.
+    wins = [np.sign(a[:, :, None] - b[:, None, :]).mean(axis=(1, 2)) / 2 + 0.5 for a, b in games]
+    return _interval(np.mean(wins, axis=0), confidence)
 
 
 def summarize(returns: npt.ArrayLike, lengths: npt.ArrayLike) -> dict[str, float | int]:
@@ -59,6 +92,30 @@ def summarize(returns: npt.ArrayLike, lengths: npt.ArrayLike) -> dict[str, float
         "length_max": int(n.max()),
         "episodes": int(r.size),
     }
+
+
+def _draws(strata: Sequence[npt.ArrayLike], rng: np.random.Generator, resamples: int) -> list[npt.NDArray[np.float64]]:
+    """`[resamples, values]` for each stratum, drawn from it with replacement."""
+    samples = [_sample(stratum) for stratum in strata]
+    if not samples:
+        raise ValueError("no strata: a statistic needs at least one")
+    return [values[rng.integers(values.size, size=(resamples, values.size))] for values in samples]
+
+
+def _wins(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
+    return float(np.sign(a[:, None] - b[None, :]).mean()) / 2 + 0.5
+
+
+def _check_pairs(x: Sequence[npt.ArrayLike], y: Sequence[npt.ArrayLike]) -> None:
+    if len(x) != len(y) or not x:
+        raise ValueError(f"{len(x)} and {len(y)} games: both sides need the same ones, at least one")
+
+
+def _interval(draws: Sequence[float] | npt.NDArray[np.float64], confidence: float) -> tuple[float, float]:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence} is not between 0 and 1")
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
 
 
 def _sample(x: npt.ArrayLike) -> npt.NDArray[np.float64]:

@@ -1,0 +1,1 @@
+"""Many runs of one kind, made and read together."""
