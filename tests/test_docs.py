@@ -5,6 +5,7 @@ The comments that steer it are explained in CONTRIBUTING.md.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import os
 import re
@@ -247,11 +248,14 @@ def test_settings_and_flags_that_are_named_exist(page: Path) -> None:
 
 
 def all_flags() -> set[str]:
-    known = set(TRAIN_FLAGS)
-    for action in make_parser()._actions:
-        for verb in (action.choices or {}).values() if isinstance(action.choices, dict) else ():
-            known |= {option for own in verb._actions for option in own.option_strings}
-    return known
+    def flags_of(parser: argparse.ArgumentParser) -> set[str]:
+        known = {option for own in parser._actions for option in own.option_strings}
+        for action in parser._actions:
+            for verb in action.choices.values() if isinstance(action.choices, dict) else ():
+                known |= flags_of(verb)
+        return known
+
+    return set(TRAIN_FLAGS) | flags_of(make_parser())
 
 
 def test_make_targets_that_are_named_exist() -> None:

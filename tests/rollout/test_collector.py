@@ -28,7 +28,7 @@ def script(num_envs: int = 4, *, seed: int = 0, resumes: int = 0, **kwargs: Any)
 
 def make(env: Any, steps: int, *, seed: int = 0, discount: float | None = GAMMA, **model: Any) -> Collector:
     policy = Policy(env.observation, env.action, ModelConfig(hidden=[16], activation="relu", **model), seed=3)
-    return Collector(env, policy, steps=steps, discount=discount, rng=np.random.default_rng(seed))
+    return Collector([env], policy, steps=steps, discount=discount, rng=np.random.default_rng(seed))
 
 
 def collect(collector: Collector, rollouts: int) -> list[Batch]:

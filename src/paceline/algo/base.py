@@ -60,15 +60,15 @@ class Algorithm(ABC):
 
     def weights(self) -> Weights:
         """Copies of all that acting and the next gradient need: parameters, normalisers, their version."""
-        arrays: Weights = {"parameters": self.policy.parameters.numpy(), "version": np.asarray([self.version])}
-        arrays |= {f"buffer.{name}": b.numpy() for name, b in self.policy.net.named_buffers()}
+        arrays: Weights = {"parameters": self.policy.parameters.cpu().numpy(), "version": np.asarray([self.version])}
+        arrays |= {f"buffer.{name}": b.cpu().numpy() for name, b in self.policy.net.named_buffers()}
         for kind, moments in self._moments().items():
             arrays |= {f"{kind}.{name}": array for name, array in moments.state().items()}
         return {name: array.copy() for name, array in arrays.items()}
 
     def load_weights(self, weights: Weights) -> None:
         # Ray hands out arrays that cannot be written to, which torch would warn of.
-        self.policy.parameters.numpy()[...] = weights["parameters"]
+        self.policy.parameters.copy_(torch.from_numpy(np.array(weights["parameters"])))
         for name, buffer in self.policy.net.named_buffers():
             buffer.copy_(torch.from_numpy(np.array(weights[f"buffer.{name}"])))
         for kind, moments in self._moments().items():
@@ -78,7 +78,7 @@ class Algorithm(ABC):
 
     def fingerprint(self) -> int:
         """Of the parameters: replicas whose numbers differ have parted."""
-        return zlib.crc32(self.policy.parameters.numpy().data)
+        return zlib.crc32(self.policy.parameters.cpu().numpy().data)
 
     def _moments(self) -> dict[str, RunningMoments]:
         both = {"observation": self.policy.moments, "reward": self._reward_moments}
@@ -110,7 +110,7 @@ class Algorithm(ABC):
         Returns the metrics of the whole group: `losses` and what `value` was worth as a forecast of `target`, `[R]`.
         """
         if self.policy.moments is not None:
-            self.policy.moments.update(batch.obs[:-1][batch.valid], self.group)
+            self.policy.moments.update(batch.states(batch.valid), self.group)
             self.policy.normalizer_changed()
         self.version += 1
         if self.group.size == 1:
@@ -184,7 +184,7 @@ class Algorithm(ABC):
 class Rows:
     """The valid steps of a rollout, flat: R rows."""
 
-    obs: Array  # [R, …] as the network takes them
+    obs: Any  # [R, …] as the network takes them
     action: Array  # [R, k]
     fields: Floats  # [4, R]: logp and value of the policy that acted, advantage, value target
 
@@ -213,7 +213,7 @@ class OnPolicy(Algorithm):
         fields = np.stack([batch.logp[valid], batch.value[:-1][valid], advantage[valid], target[valid]])
         if hyper.normalize_advantage:
             self._normalize(fields[2])
-        return Rows(self.policy.prepare(batch.obs[:-1][valid]), batch.action[valid], fields)
+        return Rows(self.policy.prepare(batch.states(valid)), batch.action[valid], fields)
 
 
 def discounted_returns(batch: Batch) -> Floats:

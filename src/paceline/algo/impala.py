@@ -107,7 +107,7 @@ class Impala(Algorithm):
             d_value[learned] = error * (2 * np.float32(hyper.value_coef) * n)
             return d_out, d_value
 
-        self.policy.learn_jointly(self.policy.prepare(batch.obs[needed]), loss)
+        self.policy.learn_jointly(self.policy.prepare(batch.states(needed)), loss)
         weighted = hyper.value_coef * metrics["value_loss"] - hyper.entropy_coef * metrics["entropy"]
         metrics["total_loss"] = metrics["policy_loss"] + weighted
         return metrics, value[:-1][valid], targets[valid]
@@ -139,7 +139,7 @@ class Impala(Algorithm):
         self._earlier.append(Batch.join([batch.arrays()]))  # a copy: the collector fills its batch again
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"earlier": [batch.arrays() for batch in self._earlier]}
+        return super().state() | {"earlier": [batch.on_cpu() for batch in self._earlier]}
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)

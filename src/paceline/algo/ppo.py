@@ -7,6 +7,7 @@ with respect to the network's outputs is written out by hand in `gradients`; the
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.algo.base import Floats, Metrics, OnPolicy, Rows
+from paceline.algo.device import DevicePasses
 from paceline.algo.optimizers import Adam
 from paceline.config import PPOConfig
 from paceline.group import Group
+from paceline.model.device import DevicePolicy
 from paceline.model.fast import Loss
+from paceline.model.heads import CategoricalHead
 from paceline.model.policy import Policy
 from paceline.rollout.batch import Batch
 
@@ -44,18 +48,55 @@ class PPO(OnPolicy):
     ) -> None:
         super().__init__(policy, hyper, rng=rng, group=group, normalize_reward=normalize_reward)
         self.adam = self.optimizer = Adam(policy.parameters, policy.gradient, parts=policy.parts)
+        self._passes: DevicePasses | None = None
 
     def update(self, batch: Batch, remaining: float) -> Metrics:
+        return self.begin_update(batch, remaining)()
+
+    def begin_update(self, batch: Batch, remaining: float) -> Callable[[], Metrics]:
+        """Learning on a GPU goes on while the caller does something else; what is returned waits for it."""
         hyper = self.hyper
         learning_rate = self.learning_rate(remaining)
         clip = self.scheduled(hyper.clip, hyper.clip_schedule, remaining)
         rows = self.rows(batch)
         plan = self._plan(rows)
-        learn = self._learn_apart if plan.parts and self._towers_are_apart() else self._learn_together
-        totals, norm, epochs = learn(rows, plan, clip, learning_rate)
-        losses = dict(zip(STATISTICS, totals.tolist(), strict=True))
-        metrics = self.finish(batch, losses, rows.fields[1], rows.fields[3])
-        return metrics | {"gradient_norm": norm, "learning_rate": learning_rate, "clip": clip, "epochs_done": epochs}
+        if plan.parts and self._fits_device():
+            learned = self._begin_on_device(rows, plan, clip, learning_rate)
+        else:
+            learn = self._learn_apart if plan.parts and self._towers_are_apart() else self._learn_together
+            outcome = learn(rows, plan, clip, learning_rate)
+            learned = lambda: outcome  # noqa: E731
+
+        def end() -> Metrics:
+            totals, norm, epochs = learned()
+            losses = dict(zip(STATISTICS, totals.tolist(), strict=True))
+            metrics = self.finish(batch, losses, rows.fields[1], rows.fields[3])
+            passes = {"gradient_norm": norm, "learning_rate": learning_rate, "clip": clip, "epochs_done": epochs}
+            return metrics | passes
+
+        return end
+
+    def _fits_device(self) -> bool:
+        discrete = isinstance(self.policy.head, CategoricalHead) and len(self.policy.head.nvec) == 1
+        alone = self.group.size == 1 and self.hyper.target_kl is None
+        return isinstance(self.policy, DevicePolicy) and discrete and alone
+
+    def _begin_on_device(
+        self, rows: Rows, plan: Plan, clip: float, learning_rate: float
+    ) -> Callable[[], tuple[Statistics, float, int]]:
+        assert isinstance(self.policy, DevicePolicy)
+        if self._passes is None:
+            largest = min(self.hyper.minibatch_size, len(rows.obs.frames))
+            self._passes = DevicePasses(self.policy, self.hyper, self.adam, rows=largest)
+        orders = [self.rng.permutation(len(rows)) for _ in range(self.hyper.epochs)]
+        outcome = self._passes.begin(rows, orders, plan.parts, clip, learning_rate)
+        self.optimizer_steps += len(orders) * len(plan.parts)
+
+        def learned() -> tuple[Statistics, float, int]:
+            totals, norm = outcome()
+            return np.asarray(totals), norm, len(orders)
+
+        return learned
 
     def _learn_together(
         self, rows: Rows, plan: Plan, clip: float, learning_rate: float
@@ -186,7 +227,10 @@ class PPO(OnPolicy):
         if not len(rows):  # the others have some
             self.policy.gradient.zero_()
             return statistics
-        self.policy.learn(rows.obs, *self._losses(rows, count, clip, statistics, measure=measure))
+        for part in self.policy.passes(len(rows)):
+            some, sums = rows.take(part), np.zeros(len(STATISTICS))
+            self.policy.learn(some.obs, *self._losses(some, count, clip, sums, measure=measure), add=part.start > 0)
+            statistics += sums
         statistics[3] = self._total_loss(statistics)
         return statistics
 

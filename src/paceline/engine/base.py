@@ -36,6 +36,8 @@ class Engine(ABC):
     threads: int
     parameters: int
     cores: int
+    device: str = "cpu"
+    """Where the network learns: `cpu`, or the name of a GPU."""
     nodes: int = 1
     optimizer_steps: int = 0
     straggling_seconds: float = 0.0

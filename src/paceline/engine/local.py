@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
+
+import numpy as np
+import torch
 
 from paceline import machine
 from paceline.algo import Algorithm
-from paceline.config import RunConfig
+from paceline.algo.ppo import PPO
+from paceline.config import RunConfig, UserError
 from paceline.engine.base import Engine, Iteration
 from paceline.engine.clock import Clock
 from paceline.engine.replica import Replica
 from paceline.model.policy import Policy
 from paceline.rollout.batch import Batch, Episode
+from paceline.rollout.device import DeviceCollector
 
 
 class LocalEngine(Engine):
@@ -26,6 +32,11 @@ class LocalEngine(Engine):
         slots = config.env.envs_per_worker * config.hyper.rollout_steps
         self._rollouts = math.ceil(config.impala.batch_size / slots) if config.algo == "impala" else 1
         self.parameters = self.policy.parameters.numel()
+        if self.replica.device == "cuda":
+            self.device = torch.cuda.get_device_name()
+        self._ahead: Batch | None = None  # collected while the last one was learned from
+        if config.engine.overlap and self.replica.device == "cpu":
+            raise UserError("engine.overlap=true is for learning on a GPU, and none is used; see --device")
 
     @property
     def policy(self) -> Policy:
@@ -37,10 +48,14 @@ class LocalEngine(Engine):
 
     def describe(self) -> list[str]:
         config = self.config
+        where = f"{self.threads} of {self.cores} cores"
+        if self.replica.device == "cuda":
+            where = f"on {self.device}"
+            where += ", collecting meanwhile with the weights of before" if config.engine.overlap else ""
         return [
             f"env        {config.env.id} x {config.env.envs_per_worker}, {self.replica.stepping}",
             *self.replica.describe(),
-            f"learner    {config.algo.upper()}, {self.parameters:,} parameters, {self.threads} of {self.cores} cores",
+            f"learner    {config.algo.upper()}, {self.parameters:,} parameters, {where}",
         ]
 
     def load_policy(self, arrays: dict[str, Any]) -> None:
@@ -60,12 +75,32 @@ class LocalEngine(Engine):
         return collector.restore(state["collectors"][0])
 
     def iterate(self, remaining: float, clock: Clock) -> Iteration:
+        if self.config.engine.overlap:
+            return self._iterate_ahead(remaining, clock)
         batch = self._collect(clock)
         metrics, learning = self.replica.learn(batch, remaining)
         for part, seconds in learning.items():
             clock.add(part, seconds)
         self.optimizer_steps = self.algorithm.optimizer_steps
         return Iteration(batch.env_steps, metrics, batch.episodes, batch.env_metrics)
+
+    def _iterate_ahead(self, remaining: float, clock: Clock) -> Iteration:
+        """Learn from one rollout while the next is collected, with the weights of before."""
+        algorithm, collector = self.algorithm, self.replica.collector
+        assert isinstance(algorithm, PPO) and isinstance(collector, DeviceCollector)
+        batch = self._ahead or self._collect(clock)
+        began = time.perf_counter()
+        collector.publish()
+        with np.errstate(all="ignore"):
+            learned = algorithm.begin_update(batch, remaining)
+        clock.add("learn", time.perf_counter() - began)
+        self._ahead, seconds = self.replica.collect(publish=False)
+        for part, spent in seconds.items():
+            clock.add(part, spent)
+        with clock.measure("learn"):
+            metrics = learned()
+        self.optimizer_steps = algorithm.optimizer_steps
+        return Iteration(batch.env_steps, metrics | {"policy_lag_mean": 1.0}, batch.episodes, batch.env_metrics)
 
     def _collect(self, clock: Clock) -> Batch:
         """A rollout; as many as its batch takes for IMPALA."""
@@ -76,7 +111,7 @@ class LocalEngine(Engine):
                 clock.add(part, spent)
             if self._rollouts == 1:
                 return batch
-            parts.append({name: array.copy() for name, array in batch.arrays().items()})
+            parts.append(batch.copied_arrays())
             episodes += batch.episodes
             env_metrics += batch.env_metrics
             if len(parts) == self._rollouts:
@@ -94,6 +129,10 @@ class LocalEngine(Engine):
             "collectors": [self.replica.collector.state()],
             "spaces": self.replica.spaces,
         }
+
+    def accounts(self) -> dict[str, Any]:
+        memory = torch.cuda.max_memory_allocated() if self.replica.device == "cuda" else 0
+        return super().accounts() | {"device_memory_bytes": memory}
 
     def usage(self) -> tuple[int, float]:
         return machine.memory_bytes(), machine.cpu_seconds()

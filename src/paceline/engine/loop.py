@@ -293,6 +293,7 @@ class Loop:
             "engine": self.engine.name,
             "workers": self.engine.workers,
             "threads": self.engine.threads,
+            "device": self.engine.device,
             "seed": config.seed,
             "env_steps": counters.env_steps,
             "iterations": counters.iteration,

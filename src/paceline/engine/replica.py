@@ -18,14 +18,18 @@ from paceline import machine
 from paceline.algo import ALGORITHMS, Algorithm
 from paceline.config import RunConfig
 from paceline.env.make import make_vector
+from paceline.env.pool import PoolVector
 from paceline.env.vector import VectorEnv
+from paceline.model.device import DevicePolicy, find_device
 from paceline.model.policy import Policy
 from paceline.rollout.batch import Batch, Episode
 from paceline.rollout.collector import Collector
+from paceline.rollout.device import DeviceCollector
 from paceline.rollout.episodes import EVAL_WORKER, eval_envs, play
 from paceline.spaces import ActionCodec, ObservationCodec, space_from_json, space_to_json
 
 Spaces = dict[str, Any]
+COMPILE_STEPS = 5_000_000  # from here on a minute of compiling pays
 RESTART = 1_000_000  # the environments of a worker's replacement are seeded as those of a resume with such a number
 
 
@@ -40,20 +44,22 @@ class Replica:
         resumes: int = 0,
         cores: int = 0,
         spaces: Spaces | None = None,
+        on_device: bool = True,
     ) -> None:
-        """`envs`: environments of its own; 0 needs `spaces`. `cores`: those to share out, 0 for all that are ours."""
+        """`envs`: environments of its own; 0 needs `spaces`. `cores`: those to share out, 0 for all that are ours.
+        `on_device`: may use a GPU."""
         self.config = config
-        self.env: VectorEnv | None = None
+        self.envs: list[VectorEnv] = []
         self._eval_env: VectorEnv | None = None
         self.collector: Collector | None = None
         self.stepping = ""
         self.evaluation_steps = 0
         squash = config.model.squash
         if envs:
-            self.env, self.stepping = make_vector(
-                config.env, envs, seed=config.seed, worker=worker, resumes=resumes + RESTART * restarts, squash=squash
+            self.envs, self.stepping = make_vectors(
+                config, envs, worker=worker, resumes=resumes + RESTART * restarts, cores=cores
             )
-            observation, action = self.env.observation, self.env.action
+            observation, action = self.envs[0].observation, self.envs[0].action
         else:
             assert spaces is not None
             observation = ObservationCodec(space_from_json(spaces["observation"]))
@@ -63,13 +69,21 @@ class Replica:
             init, act, update, self._eval_seed = (int(s.generate_state(1)[0]) for s in _streams(config.seed))
             others = (worker, restarts) if worker or restarts else ()  # the first worker's streams are a lone one's
             torch.set_num_threads(1)  # the first weights come from a QR, which several threads compute otherwise
-            self.policy = Policy(
-                observation,
-                action,
-                config.model,
-                seed=init,
-                normalize_observation=config.env.normalize_observation,
-            )
+            discrete = not action.is_continuous
+            wanted = config.engine.device if on_device else "cpu"
+            self.device = find_device(wanted, images=observation.is_image, discrete=discrete)
+            if self.device == "cpu":
+                self.policy = Policy(
+                    observation,
+                    action,
+                    config.model,
+                    seed=init,
+                    normalize_observation=config.env.normalize_observation,
+                )
+            else:
+                self.policy = DevicePolicy(
+                    observation, action, config.model, device=self.device, seed=init, compiled=_compiled(config)
+                )
             self.threads = set_threads(config.engine.threads or cores, self.policy, _minibatch_rows(config, envs))
             self.algorithm: Algorithm = ALGORITHMS[config.algo](
                 self.policy,
@@ -77,17 +91,23 @@ class Replica:
                 rng=np.random.default_rng((update, *others) if others else update),
                 normalize_reward=config.env.normalize_reward,
             )
-            if self.env is not None:
-                self.collector = Collector(
-                    self.env,
-                    self.policy,
-                    steps=config.hyper.rollout_steps,
-                    rng=np.random.default_rng((act, *others) if others else act),
-                    discount=config.hyper.gamma if config.env.normalize_reward else None,
-                )
+            if self.envs:
+                self.collector = self._make_collector(np.random.default_rng((act, *others) if others else act))
         except BaseException:
             self.close()
             raise
+
+    def _make_collector(self, rng: np.random.Generator) -> Collector:
+        hyper = self.config.hyper
+        env = self.config.env
+        discount = None
+        if env.normalize_reward:
+            discount = hyper.gamma if env.reward_discount is None else env.reward_discount
+        options: dict[str, Any] = {"steps": hyper.rollout_steps, "rng": rng, "discount": discount}
+        options["clip_reward"] = env.clip_reward
+        if isinstance(self.policy, DevicePolicy):
+            return DeviceCollector(self.envs, self.policy, buffers=2 if self.config.engine.overlap else 1, **options)
+        return Collector(self.envs, self.policy, **options)
 
     def describe(self) -> list[str]:
         kind = "images " if self.policy.observation.is_image else ""
@@ -99,11 +119,13 @@ class Replica:
         steps = self.collector.steps_taken if self.collector is not None else 0
         return steps + self.algorithm.optimizer_steps + self.evaluation_steps
 
-    def collect(self) -> tuple[Batch, dict[str, float]]:
-        """A rollout, and the seconds it took by part."""
+    def collect(self, *, publish: bool = True) -> tuple[Batch, dict[str, float]]:
+        """A rollout, and the seconds it took by part. `publish`: on a GPU, with the weights as they are now."""
         collector = self.collector
         assert collector is not None
         env, act = collector.env_seconds, collector.act_seconds
+        if isinstance(collector, DeviceCollector) and publish:
+            collector.publish()
         batch = collector.collect(self.algorithm.version)
         return batch, {"env": collector.env_seconds - env, "act": collector.act_seconds - act}
 
@@ -134,14 +156,44 @@ class Replica:
 
     def close(self) -> None:
         self._close_eval()
-        if self.env is not None:
-            self.env.close()
-            self.env = None
+        for env in self.envs:
+            env.close()
+        self.envs = []
 
     def _close_eval(self) -> None:
         if self._eval_env is not None:
             self._eval_env.close()
             self._eval_env = None
+
+
+def make_vectors(config: RunConfig, envs: int, *, worker: int, resumes: int, cores: int) -> tuple[list[VectorEnv], str]:
+    """One vector of environments. Or two halves, where they step in threads of their own: then the network acts for
+    one half while the other steps."""
+
+    def make(count: int, first: int) -> tuple[VectorEnv, str]:
+        return make_vector(
+            config.env,
+            count,
+            seed=config.seed,
+            worker=worker,
+            resumes=resumes,
+            first_env=first,
+            cores=cores,
+            squash=config.model.squash,
+        )
+
+    whole, how = make(envs, 0)
+    if not isinstance(whole, PoolVector) or envs % 2:
+        return [whole], how
+    whole.close()
+    half = envs // 2
+    return [make(half, first)[0] for first in (0, half)], f"{how}, half of them at a time"
+
+
+def _compiled(config: RunConfig) -> bool:
+    if config.engine.compile is not None:
+        return config.engine.compile
+    return (config.stop.total_steps or 0) >= COMPILE_STEPS
 
 
 def set_threads(wanted: int, policy: Policy, rows: int) -> int:

@@ -133,6 +133,7 @@ class Worker:
             resumes=order.resumes,
             cores=order.cores,
             spaces=order.spaces,
+            on_device=order.envs == 0,
         )
         return self._facts()
 

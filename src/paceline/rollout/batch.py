@@ -7,11 +7,13 @@ that was truncated bootstraps from `value[t+1]`, and the one step after each epi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from paceline.spaces import ActionCodec, Array, ObservationCodec
@@ -30,7 +32,7 @@ class Episode:
 
 @dataclass
 class Batch:
-    obs: Array  # [T+1, N, …] as the env gave it, images as uint8
+    obs: Any  # [T+1, N, …] as the env gave it, images as uint8: an array, or a tensor on a device
     action: Array  # [T, N, k]
     logp: Floats  # [T, N] of the policy that acted
     value: Floats  # [T+1, N] of the policy that acted
@@ -63,6 +65,13 @@ class Batch:
     def env_steps(self) -> int:
         return int(np.count_nonzero(self.valid))
 
+    def states(self, wanted: Bools) -> Any:
+        """Observations `[R, …]` of those that are wanted, of `[T+1, N]` or of `[T, N]`."""
+        if isinstance(self.obs, np.ndarray):
+            return self.obs[: len(wanted)][wanted]
+        frames = self.obs.flatten(0, 1)
+        return DeviceRows(frames, frames.new_tensor(np.flatnonzero(wanted), dtype=torch.int64))
+
     def head(self, steps: int) -> Batch:
         """The first `steps` steps, as views."""
         return replace(
@@ -71,17 +80,46 @@ class Batch:
             **{name: getattr(self, name)[: steps + 1] for name in PER_STATE},
         )
 
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Any]:
         """What another process needs to learn from it."""
         return {name: getattr(self, name) for name in (*PER_STATE, *PER_STEP)}
 
+    def copied_arrays(self) -> dict[str, Any]:
+        """The same, which the collector does not write over."""
+        return {name: copy.deepcopy(array) for name, array in self.arrays().items()}
+
+    def on_cpu(self) -> dict[str, Array]:
+        """The same as arrays only."""
+        obs = self.obs if isinstance(self.obs, np.ndarray) else self.obs.cpu().numpy()
+        return self.arrays() | {"obs": obs}
+
     @classmethod
-    def join(cls, parts: Sequence[dict[str, Array]]) -> Batch:
+    def join(cls, parts: Sequence[dict[str, Any]]) -> Batch:
         """Rollouts of as many steps each, side by side as one of more environments."""
-        joined: dict[str, Any] = {
-            name: np.concatenate([part[name] for part in parts], axis=1) for name in (*PER_STATE, *PER_STEP)
-        }
+        joined: dict[str, Any] = {}
+        for name in (*PER_STATE, *PER_STEP):
+            arrays = [part[name] for part in parts]
+            on_device = isinstance(arrays[0], torch.Tensor)
+            joined[name] = torch.cat(arrays, dim=1) if on_device else np.concatenate(arrays, axis=1)
         return cls(**joined)
+
+
+class DeviceRows:
+    """Some of the frames on a device, not yet gathered."""
+
+    def __init__(self, frames: torch.Tensor, index: torch.Tensor) -> None:
+        self.frames, self.index = frames, index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, order: Any) -> DeviceRows:
+        if isinstance(order, np.ndarray):
+            order = torch.from_numpy(order).to(self.index.device)
+        return DeviceRows(self.frames, self.index[order])
+
+    def gather(self) -> torch.Tensor:
+        return self.frames.index_select(0, self.index)
 
 
 PER_STATE = ("obs", "value")  # [T+1, N, …]

@@ -1,9 +1,15 @@
-"""Steps a vector environment with a policy for T steps, into the same batch each time."""
+"""Steps vector environments with a policy for T steps, into the same batch each time.
+
+There may be several, side by side in the batch: then the policy acts for one while the others step, in threads or
+processes of their own.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +32,8 @@ class Vector(Protocol):
 
     def reset(self) -> Array: ...
     def step(self, action: Array) -> tuple[Array, Array, Array, Array]: ...
+    def send(self, action: Array) -> None: ...
+    def receive(self) -> tuple[Array, Array, Array, Array]: ...
     def state(self) -> dict[str, Any] | None: ...
     def restore(self, state: dict[str, Any], observation: Array) -> bool: ...
 
@@ -44,26 +52,43 @@ class Collector:
     """Environments are reset once, at the start; episodes run on from one rollout to the next."""
 
     def __init__(
-        self, env: Vector, policy: Actor, *, steps: int, rng: np.random.Generator, discount: float | None = None
+        self,
+        envs: Sequence[Vector],
+        policy: Actor,
+        *,
+        steps: int,
+        rng: np.random.Generator,
+        discount: float | None = None,
+        clip_reward: bool = False,
     ) -> None:
-        """`discount`: of the running return that the reward normaliser needs, if there is one."""
-        self.env, self.policy, self.rng = env, policy, rng
+        """`discount`: of the running return that the reward normaliser needs, if there is one. `clip_reward`: to -1…1,
+        in the batch; episodes keep theirs."""
+        self.envs, self.policy, self.rng = envs, policy, rng
+        bounds = [0, *itertools.accumulate(env.num_envs for env in envs)]
+        self._places = [slice(a, b) for a, b in itertools.pairwise(bounds)]
+        num_envs = bounds[-1]
         self._track_discounted, self._gamma = discount is not None, discount or 0.0
-        self.batch = Batch.empty(steps, env.num_envs, env.observation, env.action)
-        self._reward: NDArray[np.float64] = np.zeros((steps, env.num_envs))
-        self._done: NDArray[np.bool_] = np.zeros(env.num_envs, np.bool_)
-        self._return: NDArray[np.float64] = np.zeros(env.num_envs)
-        self._length: NDArray[np.int64] = np.zeros(env.num_envs, np.int64)
-        self._discounted: NDArray[np.float64] = np.zeros(env.num_envs)
-        self.env_seconds = self.act_seconds = 0.0
+        self._clip_reward = clip_reward
+        self.batch = self._make_batch(steps, num_envs)
+        self._reward: NDArray[np.float64] = np.zeros((steps, num_envs))
+        self._done: NDArray[np.bool_] = np.zeros(num_envs, np.bool_)
+        self._return: NDArray[np.float64] = np.zeros(num_envs)
+        self._length: NDArray[np.int64] = np.zeros(num_envs, np.int64)
+        self._discounted: NDArray[np.float64] = np.zeros(num_envs)
+        self.env_seconds = self.act_seconds = self._waited = 0.0
+        self._judged = False
         self.steps_taken = 0
-        """Of the vector environment, ever: it grows while `collect` is at work, and another thread may look."""
+        """Of the vector environments, ever: it grows while `collect` is at work, and another thread may look."""
         self.halted = False
         """Set by another thread: what there is by now will do, from a quarter of the rollout on."""
 
+    def _make_batch(self, steps: int, num_envs: int) -> Batch:
+        return Batch.empty(steps, num_envs, self.envs[0].observation, self.envs[0].action)
+
     def start(self) -> None:
         """A fresh start of all episodes."""
-        self.batch.obs[-1] = self.env.reset()
+        for index, env in enumerate(self.envs):
+            self._put(-1, index, env.reset())
         self._done[:] = False
         self._return[:] = self._length[:] = self._discounted[:] = 0
 
@@ -71,43 +96,77 @@ class Collector:
         """T steps. What need not be done between two of them is done at the end: a simulator that takes milliseconds
         has driven everything out of the caches by then, and each call costs many times as much.
         """
-        batch, env, act, clock = self.batch, self.env, self.policy.act, time.perf_counter
-        steps, reward64 = len(batch.reward), self._reward
+        batch, clock = self.batch, time.perf_counter
+        steps = len(batch.reward)
         batch.obs[0] = batch.obs[-1]
         batch.episodes, batch.env_metrics, batch.version = [], [], version
         self.halted = False
         begin = clock()
-        noise = self.policy.head.noise(self.rng, (steps, env.num_envs))
-        env_seconds, value = 0.0, None
+        noise = self.policy.head.noise(self.rng, batch.reward.shape)
+        self._prepare(noise)
+        self._waited = 0.0
         least = math.ceil(LEAST_SHARE * steps)
         for t in range(steps):
-            action, logp, value = act(batch.obs[t], noise[t])
-            batch.action[t] = action
-            if logp is not None and value is not None:
-                batch.logp[t], batch.value[t] = logp, value
-            before = clock()
-            batch.obs[t + 1], reward64[t], batch.terminated[t], batch.truncated[t] = env.step(action)
-            env_seconds += clock() - before
+            for index, (env, place) in enumerate(zip(self.envs, self._places, strict=True)):
+                if t:
+                    self._receive(t - 1, index)
+                action = self._act(t, place, noise[t, place])
+                before = clock()
+                env.send(action)
+                self._waited += clock() - before
             self.steps_taken += 1
             if self.halted and t + 1 >= least:
                 steps = t + 1
                 break
+        for index in range(len(self.envs)):
+            self._receive(steps - 1, index)
         if steps < len(batch.reward):
             batch.obs[-1] = batch.obs[steps]  # where the next rollout begins
             batch = batch.head(steps)
         self._account(batch)
-        batch.value[steps] = self.policy.value(batch.obs[steps])
-        if value is None:
-            self._judge(batch)
-        batch.env_metrics, env.finished_metrics = env.finished_metrics, []
-        self.env_seconds += env_seconds
-        self.act_seconds += clock() - begin - env_seconds
+        self._conclude(batch)
+        for env in self.envs:
+            batch.env_metrics += env.finished_metrics
+            env.finished_metrics = []
+        self.env_seconds += self._waited
+        self.act_seconds += clock() - begin - self._waited
         return batch
+
+    def _prepare(self, noise: Array) -> None:
+        """Before the first step, given the random numbers of all."""
+
+    def _act(self, t: int, place: slice, noise: Array) -> Array:
+        """The actions of step t in one vector, noted in the batch."""
+        batch = self.batch
+        action, logp, value = self.policy.act(batch.obs[t, place], noise)
+        batch.action[t, place] = action
+        self._judged = logp is not None and value is not None
+        if self._judged:
+            batch.logp[t, place], batch.value[t, place] = logp, value
+        return action
+
+    def _conclude(self, batch: Batch) -> None:
+        """What is missing of values and log-probabilities."""
+        batch.value[-1] = self.policy.value(batch.obs[len(batch.reward)])
+        if not self._judged:
+            self._judge(batch)
+
+    def _put(self, t: int, index: int, obs: Array) -> None:
+        self.batch.obs[t, self._places[index]] = obs
+
+    def _receive(self, t: int, index: int) -> None:
+        """The outcome of step t of one vector."""
+        batch, place, before = self.batch, self._places[index], time.perf_counter()
+        obs, self._reward[t, place], batch.terminated[t, place], batch.truncated[t, place] = self.envs[index].receive()
+        self._waited += time.perf_counter() - before
+        self._put(t + 1, index, obs)
 
     def _account(self, batch: Batch) -> None:
         """Which rows are valid, which episodes have finished, and the running discounted return."""
         steps = len(batch.reward)
         batch.reward[...] = self._reward[:steps]
+        if self._clip_reward:
+            np.clip(batch.reward, -1, 1, out=batch.reward)
         ended = batch.terminated | batch.truncated
         np.logical_not(self._done, out=batch.valid[0])
         np.logical_not(ended[:-1], out=batch.valid[1:])
@@ -117,7 +176,7 @@ class Collector:
             self._length += batch.valid[t]
             if self._track_discounted:
                 self._discounted *= self._gamma
-                self._discounted += reward
+                self._discounted += batch.reward[t]
                 batch.discounted[t] = self._discounted
             if np.count_nonzero(ended[t]):
                 self._finish(ended[t])
@@ -140,20 +199,25 @@ class Collector:
     def state(self) -> dict[str, Any]:
         """Arrays and JSON: the environments where they can be saved, the running episodes, the generator."""
         return {
-            "obs": self.batch.obs[-1].copy(),
+            "obs": self._last_observation(),
             "done": self._done.copy(),
             "return": self._return.copy(),
             "length": self._length.copy(),
             "discounted": self._discounted.copy(),
             "rng": self.rng.bit_generator.state,
-            "env": self.env.state(),
+            "env": self.envs[0].state() if len(self.envs) == 1 else None,
         }
+
+    def _last_observation(self) -> Array:
+        last: Array = self.batch.obs[-1].copy()
+        return last
 
     def restore(self, state: dict[str, Any]) -> bool:
         """True: exactly where it was. False: the environments could not be brought back; all episodes start afresh."""
         self.rng.bit_generator.state = state["rng"]
         same_shape = state["obs"].shape == self.batch.obs[-1].shape
-        if state["env"] is None or not same_shape or not self.env.restore(state["env"], state["obs"]):
+        exact = state["env"] is not None and same_shape and len(self.envs) == 1
+        if not exact or not self.envs[0].restore(state["env"], state["obs"]):
             self.start()
             return False
         self.batch.obs[-1] = state["obs"]

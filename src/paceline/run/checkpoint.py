@@ -110,6 +110,8 @@ def find(target: str | Path, which: str | int | None = None) -> Path:
         for link in (which,) if which else ("best", "last"):
             if name := _pointed(path, str(link)):
                 return path / name
+            if (path / str(link) / _STATE).exists():  # a run that was copied with what its links point at
+                return path / str(link)
         if which is None and steps:
             return path / f"step-{steps[-1]}"
     else:

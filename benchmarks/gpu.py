@@ -1,0 +1,132 @@
+"""Where the time of Procgen on one GPU goes, and how fast a run is: `python benchmarks/gpu.py`, on a machine with one.
+
+Parts are measured alone first: environments stepping with random actions, the network acting, the network learning.
+Then short runs, by the number of environments and by whether collecting and learning overlap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import paceline
+from paceline import machine
+from paceline.algo.ppo import PPO
+from paceline.engine.replica import Replica
+from paceline.resolve import resolve_tree
+from paceline.rollout.device import DeviceCollector
+
+Tree = dict[str, Any]
+
+
+def config_of(envs: int, steps: int, compiled: bool, overlap: bool, cnn: str = "impala") -> Tree:
+    model = {"cnn": cnn, "hidden": [256 if cnn == "impala" else 512], "activation": "relu", "shared": cnn == "impala"}
+    return {
+        "env": {"id": "coinrun", "envs_per_worker": envs, "normalize_reward": True},
+        "model": model,
+        "ppo": {"rollout_steps": steps},
+        "engine": {"device": "cuda", "compile": compiled, "overlap": overlap},
+    }
+
+
+def seconds_of(work: Any, repeats: int) -> float:
+    work()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / repeats
+
+
+def stepping(replica: Replica) -> float:
+    """Steps a second of the environments alone, the halves at once."""
+    rng = np.random.default_rng(0)
+    actions = [rng.integers(0, 15, (env.num_envs, 1)) for env in replica.envs]
+    for env in replica.envs:
+        env.reset()
+
+    def step() -> None:
+        for env, action in zip(replica.envs, actions, strict=True):
+            env.send(action)
+        for env in replica.envs:
+            env.receive()
+
+    return sum(env.num_envs for env in replica.envs) / seconds_of(step, 100)
+
+
+def parts(envs: int, steps: int, compiled: bool) -> Tree:
+    config, _ = resolve_tree(config_of(envs, steps, compiled, False), preset="procgen-paper")
+    replica = Replica(config, envs=envs)
+    collector, algorithm = replica.collector, replica.algorithm
+    assert isinstance(collector, DeviceCollector) and isinstance(algorithm, PPO)
+    found: Tree = {"envs": envs, "steps": steps, "compiled": compiled, "stepping": stepping(replica)}
+    acting = collector._acting
+    found["acting"] = envs / len(replica.envs) / seconds_of(acting.run, 100)
+    collector.start()
+    replica.collect()
+    began = time.perf_counter()
+    batch, _ = replica.collect()
+    found["collecting"] = batch.env_steps / (time.perf_counter() - began)
+    began = time.perf_counter()
+    algorithm.update(batch, 1.0)
+    found["first_update_seconds"] = time.perf_counter() - began
+    algorithm.update(batch, 1.0)
+    began = time.perf_counter()
+    algorithm.update(batch, 1.0)
+    found["update"] = batch.env_steps / (time.perf_counter() - began)
+    assert algorithm._passes is not None
+    found["learning"] = len(algorithm._passes._x) / seconds_of(algorithm._passes._step, 30)
+    found["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    replica.close()
+    return found
+
+
+def run(folder: Path, envs: int, steps: int, compiled: bool, overlap: bool, iterations: int) -> Tree:
+    tree = config_of(envs, steps, compiled, overlap)
+    tree |= {"stop": {"iterations": iterations}, "out": str(folder), "name": f"x{time.time_ns()}"}
+    made = paceline.train(tree, preset="procgen-paper")
+    rows = [json.loads(line) for line in (made.path / "metrics.jsonl").read_text().splitlines()]
+    first, last = rows[3], rows[-1]
+    rate = (last["env_steps"] - first["env_steps"]) / (last["train_seconds"] - first["train_seconds"])
+    split = {p: last[f"time_{p}_seconds"] - first[f"time_{p}_seconds"] for p in ("env", "act", "learn")}
+    whole = last["train_seconds"] - first["train_seconds"]
+    shares = {f"{p}_share": round(s / whole, 3) for p, s in split.items()}
+    found = {"envs": envs, "steps": steps, "compiled": compiled, "overlap": overlap, "steps_per_second": rate}
+    return found | shares | {"start_seconds": last["wall_seconds"] - last["train_seconds"]}
+
+
+def show(title: str, rows: list[Tree]) -> None:
+    print(f"\n{title}")
+    for row in rows:
+        words = (f"{k} {v:,.0f}" if isinstance(v, float) and v > 100 else f"{k} {v}" for k, v in row.items())
+        print("  " + ", ".join(words), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--iterations", type=int, default=24)
+    parser.add_argument("--shapes", nargs="+", default=["64x256", "256x64", "512x64"], help="environments x steps")
+    parser.add_argument("--compiled", nargs="+", type=int, default=[0, 1])
+    options = parser.parse_args()
+    assert torch.cuda.is_available(), "this needs a GPU"
+    print(torch.cuda.get_device_name(), torch.__version__, f"{machine.cores()} cores")
+    shapes = [tuple(int(word) for word in shape.split("x")) for shape in options.shapes]
+    for compiled in options.compiled:
+        show("parts, a second", [parts(*shapes[0], bool(compiled)), parts(*shapes[1], bool(compiled))])
+    with tempfile.TemporaryDirectory() as folder:
+        for envs, steps in shapes:
+            for overlap in (False, True):
+                compiled = bool(options.compiled[-1])
+                show("run", [run(Path(folder), envs, steps, compiled, overlap, options.iterations)])
+
+
+if __name__ == "__main__":
+    main()

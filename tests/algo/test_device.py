@@ -1,0 +1,158 @@
+"""What runs on a GPU, on the CPU: the same actions, rollouts, losses and weights as the plain way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from paceline.algo import ALGORITHMS
+from paceline.algo.ppo import PPO
+from paceline.config import EnvConfig, ImpalaConfig, ModelConfig, PPOConfig, UserError
+from paceline.env.make import make_vector
+from paceline.model.device import DevicePolicy, find_device
+from paceline.model.policy import Policy
+from paceline.rollout.batch import Batch
+from paceline.rollout.collector import Collector
+from paceline.rollout.device import DeviceCollector
+
+MODEL = ModelConfig(hidden=(32,), activation="relu", shared=True)
+STEPS, ENVS = 12, 4
+
+
+def vectors(count: int) -> list[Any]:
+    made = [
+        make_vector(EnvConfig(id="paceline/ImageSide-v0"), ENVS // count, seed=3, first_env=k * ENVS // count)[0]
+        for k in range(count)
+    ]
+    return made
+
+
+def policy(device: str | None) -> Policy:
+    env = vectors(1)[0]
+    if device is None:
+        return Policy(env.observation, env.action, MODEL, seed=1)
+    return DevicePolicy(env.observation, env.action, MODEL, device=device, seed=1)
+
+
+def collector(device: str | None, count: int, **options: Any) -> Collector:
+    rng = np.random.default_rng(5)
+    made = policy(device)
+    if isinstance(made, DevicePolicy):
+        return DeviceCollector(vectors(count), made, steps=STEPS, rng=rng, **options)
+    return Collector(vectors(count), made, steps=STEPS, rng=rng)
+
+
+def same(one: Batch, other: Batch) -> None:
+    for name, array in one.arrays().items():
+        theirs = np.asarray(other.arrays()[name])
+        np.testing.assert_allclose(np.asarray(array), theirs, atol=1e-5, err_msg=name)
+    assert one.episodes == other.episodes
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_rollouts_are_the_same_on_a_device_and_in_halves(count: int) -> None:
+    plain, device = collector(None, 1), collector("cpu", count)
+    plain.start()
+    device.start()
+    for _ in range(3):
+        same(plain.collect(), device.collect())
+
+
+def test_a_rollout_stays_while_the_next_is_collected() -> None:
+    plain, device = collector(None, 1), collector("cpu", 2, buffers=2)
+    plain.start()
+    device.start()
+    first, kept = plain.collect().copied_arrays(), device.collect()
+    before = kept.copied_arrays()
+    plain.collect()
+    second = device.collect()
+    assert second is not kept and np.array_equal(np.asarray(kept.obs), np.asarray(before["obs"]))
+    same(Batch.join([first]), Batch.join([before]))
+    same(plain.batch, second)
+
+
+def test_acting_waits_for_publish() -> None:
+    made, before = collector("cpu", 2), policy("cpu")
+    assert isinstance(made, DeviceCollector) and isinstance(made.policy, DevicePolicy)
+    made.start()
+    with torch.no_grad():
+        made.policy.parameters.mul_(1.5)
+    batch = made.collect()
+    np.testing.assert_allclose(batch.value[3], before.value(batch.obs[3]), atol=1e-5)
+    made.publish()
+    batch = made.collect()
+    np.testing.assert_allclose(batch.value[3], made.policy.value(batch.obs[3]), atol=1e-5)
+    assert np.abs(batch.value[3] - before.value(batch.obs[3])).max() > 1e-3
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.2])
+@pytest.mark.parametrize("max_grad_norm", [0.0, 0.05])
+def test_passes_on_a_device_are_those_of_ppo(value_clip: float | None, max_grad_norm: float) -> None:
+    hyper = PPOConfig(
+        rollout_steps=STEPS,
+        epochs=3,
+        minibatch_size=15,
+        learning_rate=1e-3,
+        entropy_coef=0.02,
+        value_clip=value_clip,
+        max_grad_norm=max_grad_norm,
+    )
+    batch = collector(None, 1)
+    batch.start()
+    rollout = batch.collect()
+    assert rollout.env_steps % 15  # so that one minibatch is filled up
+    outcomes = []
+    for device in (None, "cpu"):
+        own = policy(device)
+        algorithm = PPO(own, hyper, rng=np.random.default_rng(2))
+        given = rollout if device is None else Batch.join([{**rollout.arrays(), "obs": torch.from_numpy(rollout.obs)}])
+        metrics = [algorithm.update(given, 1.0) for _ in range(3)][-1]
+        assert (algorithm._passes is not None) == (device is not None)
+        outcomes.append((own.parameters.clone(), metrics))
+    (plain, metrics), (on_device, theirs) = outcomes
+    torch.testing.assert_close(on_device, plain, atol=2e-5, rtol=1e-4)
+    assert metrics.keys() == theirs.keys()
+    for name, value in metrics.items():
+        assert theirs[name] == pytest.approx(value, rel=2e-3, abs=2e-5), name
+
+
+def test_impala_learns_the_same_on_a_device() -> None:
+    hyper = ImpalaConfig(rollout_steps=STEPS)
+    rollouts = collector(None, 1)
+    rollouts.start()
+    rollout = rollouts.collect()
+    weights = []
+    for device in (None, "cpu"):
+        own = policy(device)
+        algorithm = ALGORITHMS["impala"](own, hyper, rng=np.random.default_rng(2))
+        given = rollout if device is None else Batch.join([{**rollout.arrays(), "obs": torch.from_numpy(rollout.obs)}])
+        algorithm.update(given, 1.0)
+        weights.append(own.parameters.clone())
+    torch.testing.assert_close(*weights, atol=1e-5, rtol=1e-4)
+
+
+def test_state_goes_from_a_device_to_the_cpu() -> None:
+    made, plain = policy("cpu"), policy(None)
+    with torch.no_grad():
+        made.parameters.add_(0.1)
+    plain.load(made.state())
+    torch.testing.assert_close(plain.parameters, made.parameters)
+
+
+def test_which_device() -> None:
+    assert find_device("cpu", images=True, discrete=True) == "cpu"
+    assert find_device("auto", images=False, discrete=True) == "cpu"
+    if not torch.cuda.is_available():
+        assert find_device("auto", images=True, discrete=True) == "cpu"
+        with pytest.raises(UserError, match="--device auto"):
+            find_device("cuda", images=True, discrete=True)
+
+
+def test_spaces_of_the_probe() -> None:
+    """The tests above mean something: it has images, and rewards that differ."""
+    env = vectors(1)[0]
+    assert env.observation.is_image and isinstance(env.action.space, gymnasium.spaces.Discrete)
