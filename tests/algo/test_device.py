@@ -18,6 +18,7 @@ from paceline.model.policy import Policy
 from paceline.rollout.batch import Batch
 from paceline.rollout.collector import Collector
 from paceline.rollout.device import DeviceCollector
+from paceline.rollout.turns import TurnsCollector
 
 MODEL = ModelConfig(hidden=(32,), activation="relu", shared=True)
 STEPS, ENVS = 12, 4
@@ -43,7 +44,8 @@ def collector(device: str | None, count: int, **options: Any) -> Collector:
     made = policy(device)
     if isinstance(made, DevicePolicy):
         return DeviceCollector(vectors(count), made, steps=STEPS, rng=rng, **options)
-    return Collector(vectors(count), made, steps=STEPS, rng=rng)
+    kind = Collector if count == 1 else TurnsCollector
+    return kind(vectors(count), made, steps=STEPS, rng=rng)
 
 
 def same(one: Batch, other: Batch) -> None:
@@ -53,13 +55,13 @@ def same(one: Batch, other: Batch) -> None:
     assert one.episodes == other.episodes
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_rollouts_are_the_same_on_a_device_and_in_halves(count: int) -> None:
-    plain, device = collector(None, 1), collector("cpu", count)
+@pytest.mark.parametrize(("device", "count"), [(None, 2), ("cpu", 1), ("cpu", 2)])
+def test_rollouts_are_the_same_on_a_device_and_in_halves(device: str | None, count: int) -> None:
+    plain, other = collector(None, 1), collector(device, count)
     plain.start()
-    device.start()
+    other.start()
     for _ in range(3):
-        same(plain.collect(), device.collect())
+        same(plain.collect(), other.collect())
 
 
 def test_a_rollout_stays_while_the_next_is_collected() -> None:

@@ -227,8 +227,9 @@ class PPO(OnPolicy):
         if not len(rows):  # the others have some
             self.policy.gradient.zero_()
             return statistics
-        for part in self.policy.passes(len(rows)):
-            some, sums = rows.take(part), np.zeros(len(STATISTICS))
+        parts = self.policy.passes(len(rows))
+        for part in parts:
+            some, sums = (rows.take(part) if len(parts) > 1 else rows), np.zeros(len(STATISTICS))
             self.policy.learn(some.obs, *self._losses(some, count, clip, sums, measure=measure), add=part.start > 0)
             statistics += sums
         statistics[3] = self._total_loss(statistics)

@@ -26,6 +26,7 @@ from paceline.rollout.batch import Batch, Episode
 from paceline.rollout.collector import Collector
 from paceline.rollout.device import DeviceCollector
 from paceline.rollout.episodes import EVAL_WORKER, eval_envs, play
+from paceline.rollout.turns import TurnsCollector
 from paceline.spaces import ActionCodec, ObservationCodec, space_from_json, space_to_json
 
 Spaces = dict[str, Any]
@@ -107,7 +108,8 @@ class Replica:
         options["clip_reward"] = env.clip_reward
         if isinstance(self.policy, DevicePolicy):
             return DeviceCollector(self.envs, self.policy, buffers=2 if self.config.engine.overlap else 1, **options)
-        return Collector(self.envs, self.policy, **options)
+        kind = Collector if len(self.envs) == 1 else TurnsCollector
+        return kind(self.envs, self.policy, **options)
 
     def describe(self) -> list[str]:
         kind = "images " if self.policy.observation.is_image else ""

@@ -110,9 +110,9 @@ class Policy:
 
     def passes(self, rows: int) -> list[slice]:
         """Parts of a minibatch to `learn` one after the other, so that the memory it takes has a limit."""
-        count = 1
-        if isinstance(self.net, CnnActorCritic):
-            count = max(1, math.ceil(rows * self.net.row_bytes / PASS_BYTES))
+        if not isinstance(self.net, CnnActorCritic):
+            return [slice(0, rows)]
+        count = max(1, math.ceil(rows * self.net.row_bytes / PASS_BYTES))
         bounds = [rows * k // count for k in range(count + 1)]
         return [slice(a, b) for a, b in itertools.pairwise(bounds) if b > a]
 

@@ -1,8 +1,4 @@
-"""Steps vector environments with a policy for T steps, into the same batch each time.
-
-There may be several, side by side in the batch: then the policy acts for one while the others step, in threads or
-processes of their own.
-"""
+"""Steps a vector environment with a policy for T steps, into the same batch each time."""
 
 from __future__ import annotations
 
@@ -75,7 +71,7 @@ class Collector:
         self._return: NDArray[np.float64] = np.zeros(num_envs)
         self._length: NDArray[np.int64] = np.zeros(num_envs, np.int64)
         self._discounted: NDArray[np.float64] = np.zeros(num_envs)
-        self.env_seconds = self.act_seconds = self._waited = 0.0
+        self.env_seconds = self.act_seconds = 0.0
         self._judged = False
         self.steps_taken = 0
         """Of the vector environments, ever: it grows while `collect` is at work, and another thread may look."""
@@ -103,23 +99,7 @@ class Collector:
         self.halted = False
         begin = clock()
         noise = self.policy.head.noise(self.rng, batch.reward.shape)
-        self._prepare(noise)
-        self._waited = 0.0
-        least = math.ceil(LEAST_SHARE * steps)
-        for t in range(steps):
-            for index, (env, place) in enumerate(zip(self.envs, self._places, strict=True)):
-                if t:
-                    self._receive(t - 1, index)
-                action = self._act(t, place, noise[t, place])
-                before = clock()
-                env.send(action)
-                self._waited += clock() - before
-            self.steps_taken += 1
-            if self.halted and t + 1 >= least:
-                steps = t + 1
-                break
-        for index in range(len(self.envs)):
-            self._receive(steps - 1, index)
+        steps, waited = self._run(noise, math.ceil(LEAST_SHARE * steps))
         if steps < len(batch.reward):
             batch.obs[-1] = batch.obs[steps]  # where the next rollout begins
             batch = batch.head(steps)
@@ -128,22 +108,27 @@ class Collector:
         for env in self.envs:
             batch.env_metrics += env.finished_metrics
             env.finished_metrics = []
-        self.env_seconds += self._waited
-        self.act_seconds += clock() - begin - self._waited
+        self.env_seconds += waited
+        self.act_seconds += clock() - begin - waited
         return batch
 
-    def _prepare(self, noise: Array) -> None:
-        """Before the first step, given the random numbers of all."""
-
-    def _act(self, t: int, place: slice, noise: Array) -> Array:
-        """The actions of step t in one vector, noted in the batch."""
-        batch = self.batch
-        action, logp, value = self.policy.act(batch.obs[t, place], noise)
-        batch.action[t, place] = action
-        self._judged = logp is not None and value is not None
-        if self._judged:
-            batch.logp[t, place], batch.value[t, place] = logp, value
-        return action
+    def _run(self, noise: Array, least: int) -> tuple[int, float]:
+        """The steps, `least` at least: how many there were, and the seconds spent on the environments."""
+        batch, act, clock, (env,) = self.batch, self.policy.act, time.perf_counter, self.envs
+        seconds, reward64, t = 0.0, self._reward, 0
+        for t in range(len(batch.reward)):
+            action, logp, value = act(batch.obs[t], noise[t])
+            batch.action[t] = action
+            if logp is not None and value is not None:
+                batch.logp[t], batch.value[t] = logp, value
+            before = clock()
+            batch.obs[t + 1], reward64[t], batch.terminated[t], batch.truncated[t] = env.step(action)
+            seconds += clock() - before
+            self.steps_taken += 1
+            if self.halted and t + 1 >= least:
+                break
+        self._judged = value is not None
+        return t + 1, seconds
 
     def _conclude(self, batch: Batch) -> None:
         """What is missing of values and log-probabilities."""
@@ -153,13 +138,6 @@ class Collector:
 
     def _put(self, t: int, index: int, obs: Array) -> None:
         self.batch.obs[t, self._places[index]] = obs
-
-    def _receive(self, t: int, index: int) -> None:
-        """The outcome of step t of one vector."""
-        batch, place, before = self.batch, self._places[index], time.perf_counter()
-        obs, self._reward[t, place], batch.terminated[t, place], batch.truncated[t, place] = self.envs[index].receive()
-        self._waited += time.perf_counter() - before
-        self._put(t + 1, index, obs)
 
     def _account(self, batch: Batch) -> None:
         """Which rows are valid, which episodes have finished, and the running discounted return."""

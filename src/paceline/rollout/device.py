@@ -13,11 +13,12 @@ import torch
 
 from paceline.model.device import Acting, DevicePolicy, pinned
 from paceline.rollout.batch import Batch
-from paceline.rollout.collector import Collector, Vector
+from paceline.rollout.collector import Vector
+from paceline.rollout.turns import TurnsCollector
 from paceline.spaces import Array
 
 
-class DeviceCollector(Collector):
+class DeviceCollector(TurnsCollector):
     """All its vectors have as many environments. `buffers=2`: the frames of a rollout stay while the next is collected.
 
     On a stream of its own, ahead of those of learning: what it asks of the GPU is little, and the environments wait.
@@ -82,8 +83,9 @@ class DeviceCollector(Collector):
             batch.value[...] = self._value[: len(batch.value)].cpu().numpy()
         return batch
 
-    def _prepare(self, noise: Array) -> None:
+    def _run(self, noise: Array, least: int) -> tuple[int, float]:
         self._noise = torch.from_numpy(noise).to(self._device)
+        return super()._run(noise, least)
 
     def _act(self, t: int, place: slice, noise: Array) -> Array:
         acting = self._acting
