@@ -344,6 +344,31 @@ def test_an_env_that_fails(here: Path, cli: Callable[..., Any]) -> None:
     assert not Path("runs").exists()  # nothing was done yet
 
 
+HUNGRY = """
+import gymnasium, numpy as np
+
+class Env(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    taken = 0
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        Env.taken += 1
+        if Env.taken > 3000:
+            np.empty(2**58, np.uint8)
+        return np.zeros(2, np.float32), 1.0, Env.taken % 10 == 0, False, {}
+"""
+
+
+def test_memory_runs_out(here: Path, cli: Callable[..., Any]) -> None:
+    Path("hungry.py").write_text(HUNGRY)
+    words = ["--preset", "none", "--set", "checkpoint.every_iterations=1", "--name", "x"]
+    result = cli("train", "--env", "hungry.py:Env", *words)
+    _failed_clearly(result, "out of memory", "env.envs_per_worker", "--resume")
+    assert checkpoint.load(checkpoint.find(Path("runs/x"), "last"))
+
+
 def test_a_full_disk(here: Path, command: Callable[..., Any]) -> None:
     """No file may grow beyond a limit, as on a disk that fills up: the metrics do."""
 

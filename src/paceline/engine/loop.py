@@ -48,6 +48,12 @@ class Outcome:
         return 0 if self.status == "done" else STOPPED_EARLY
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the machine or of a GPU: torch has no type of its own for the former."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said
+
+
 class Loop:
     def __init__(self, config: RunConfig, engine: Engine, run: RunDirectory, console: Console, began: float) -> None:
         self.config, self.engine, self.run_directory, self.console = config, engine, run, console
@@ -108,7 +114,16 @@ class Loop:
     def _iterate(self, writer: MetricsWriter) -> None:
         began, clock = time.perf_counter(), self.clock
         remaining = 1.0 - self.stopping.progress(self.counters, clock.train_seconds)
-        done = self.engine.iterate(remaining, clock)
+        try:
+            done = self.engine.iterate(remaining, clock)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TrainingError(
+                f"out of memory at iteration {self.counters.iteration + 1}: lower env.envs_per_worker, "
+                f"{self.config.algo}.rollout_steps or the size of a minibatch; the last checkpoint is whole, and "
+                f"--resume continues from it ({' '.join(str(error).split())[:160]})"
+            ) from error
         self.counters.iteration += 1
         self.counters.env_steps += done.env_steps
         self.counters.episodes += len(done.episodes)

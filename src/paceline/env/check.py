@@ -10,13 +10,11 @@ import math
 import random
 import re
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -26,6 +24,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.utils.env_checker import data_equivalence
 
 from paceline.config import UserError
+from paceline.env.wording import describe, magnitude, observation_fault, short, short_space
 
 Env = gymnasium.Env[Any, Any]
 
@@ -101,7 +100,7 @@ def check_env(make: Callable[[], Env], id: str) -> CheckReport:
         except UserError:
             raise
         except Exception as error:
-            report.problem(f"the env cannot be made: {_describe(error)}")
+            report.problem(f"the env cannot be made: {describe(error)}")
             return report
         with closing(env):
             _check(env, make, report)
@@ -122,7 +121,7 @@ def _check(env: Env, make: Callable[[], Env], report: CheckReport) -> None:
             report.problem(f"the env has no {name} (a gymnasium.spaces.Space); set it in __init__")
     if report.problems:
         return
-    report.spaces = [f"observation: {_short_space(env.observation_space)}", f"action: {_short_space(env.action_space)}"]
+    report.spaces = [f"observation: {short_space(env.observation_space)}", f"action: {short_space(env.action_space)}"]
     _check_observation_space(env.observation_space, "observation space", report)
     _check_action_space(env.action_space, report)
     # Not the seed of the env: the two generators would draw the same numbers, and random actions would not be random.
@@ -143,7 +142,7 @@ def _check(env: Env, make: Callable[[], Env], report: CheckReport) -> None:
         _check_seed(env, make, report)
         _measure(env, report)
     except Exception as error:
-        report.problem(f"a later episode or a second instance failed: {_describe(error)}")
+        report.problem(f"a later episode or a second instance failed: {describe(error)}")
 
 
 class _Walk:
@@ -179,7 +178,7 @@ class _Walk:
             self.report.problem(str(error))
             return False
         except Exception as error:
-            self.report.problem(f"{where} raised {_describe(error)}; the rest was not checked")
+            self.report.problem(f"{where} raised {describe(error)}; the rest was not checked")
             return False
         if not (ended or limited or self.slow):
             self.report.warn(
@@ -198,10 +197,10 @@ class _Walk:
         result = self.env.reset(seed=0) if self.steps == 0 else self.env.reset()
         self._took(time.perf_counter() - start, "reset")
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            raise _Malformed(f"reset must return (observation, info dict), not {_short(result)}")
+            raise _Malformed(f"reset must return (observation, info dict), not {short(result)}")
         self._look(result[0], "reset")
         if self.steps == 0:
-            self.report.episode.append(("reset", "", _short(result[0]), "", ""))
+            self.report.episode.append(("reset", "", short(result[0]), "", ""))
 
     def _step(self) -> bool:
         action = self.env.action_space.sample()
@@ -224,7 +223,7 @@ class _Walk:
         self.cut_at_once |= bool(truncated) and self.steps == 1
         if self.shown and self.steps <= SHOWN_STEPS:
             end = "terminated" if terminated else "truncated" if truncated else ""
-            self.report.episode.append((str(self.steps), _short(action), _short(observation), _short(reward), end))
+            self.report.episode.append((str(self.steps), short(action), short(observation), short(reward), end))
             self.shown = not end
         return bool(terminated or truncated)
 
@@ -235,11 +234,11 @@ class _Walk:
             self.slow = what
 
     def _look(self, observation: Any, where: str) -> None:
-        fault = _observation_fault(observation, self.env.observation_space, "the observation")
+        fault = observation_fault(observation, self.env.observation_space, "the observation")
         if fault:
             self._fault("observation", f"{fault} (at {where})")
         else:
-            self.largest = max(self.largest, _magnitude(observation, self.env.observation_space))
+            self.largest = max(self.largest, magnitude(observation, self.env.observation_space))
 
     def _fault(self, kind: str, text: str) -> None:
         """The first of its kind; an env that is wrong once is wrong at every step."""
@@ -265,7 +264,7 @@ def _gymnasium_check(env: Env, cut_at_once: bool, report: CheckReport) -> None:
         else:
             report.problem(f"Gymnasium: {error}")
     except Exception as error:
-        report.problem(f"Gymnasium's check failed: {_describe(error)}")
+        report.problem(f"Gymnasium's check failed: {describe(error)}")
 
 
 def _check_seed(env: Env, make: Callable[[], Env], report: CheckReport) -> None:
@@ -367,74 +366,3 @@ def _check_action_space(space: spaces.Space[Any], report: CheckReport) -> None:
             report.warn("action bounds are infinite: actions cannot be scaled to them; give the Box finite ones")
         if not np.issubdtype(space.dtype or np.float32, np.floating):
             report.warn(f"actions are a Box of {space.dtype}: whole numbers are better a Discrete or MultiDiscrete")
-
-
-def _observation_fault(value: Any, space: spaces.Space[Any], path: str) -> str | None:
-    if isinstance(space, spaces.Dict):
-        if not isinstance(value, dict) or value.keys() != space.spaces.keys():
-            given = f"has the keys {sorted(map(str, value))}" if isinstance(value, dict) else _is(value)
-            return f"{path} {given}; the space is a Dict of {sorted(map(str, space.spaces))}"
-        faults = (_observation_fault(value[key], part, f"{path}[{key!r}]") for key, part in space.spaces.items())
-        return next(filter(None, faults), None)
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(value, tuple) or len(value) != len(space.spaces):
-            return f"{path} {_is(value)}; the space is a Tuple of {len(space.spaces)}"
-        faults = (_observation_fault(value[i], part, f"{path}[{i}]") for i, part in enumerate(space.spaces))
-        return next(filter(None, faults), None)
-    if isinstance(space, spaces.Box):
-        if not isinstance(value, np.ndarray | np.generic):
-            return f"{path} {_is(value)}, not a numpy array"
-        if value.dtype != space.dtype:
-            return f"{path} has dtype {value.dtype}, its space {space.dtype}: return it with .astype(np.{space.dtype})"
-        if value.shape != space.shape:
-            return f"{path} has shape {value.shape}, its space {space.shape}"
-        if not np.isfinite(value).all():
-            return f"{path} holds NaN or infinity"
-        if not space.contains(np.asarray(value)):
-            return f"{path} is outside the bounds of its space: {_short(value)}"
-    elif not space.contains(value):
-        return f"{path} {_is(value)}, {_short(value)}, which is not in {space}"
-    return None
-
-
-def _magnitude(value: Any, space: spaces.Space[Any]) -> float:
-    """The largest number among those that reach the network as they are: bytes are scaled, choices become one-hot."""
-    if isinstance(space, spaces.Dict):
-        return max((_magnitude(value[key], part) for key, part in space.spaces.items()), default=0.0)
-    if isinstance(space, spaces.Tuple):
-        return max((_magnitude(v, part) for v, part in zip(value, space.spaces, strict=True)), default=0.0)
-    if isinstance(space, spaces.Box) and space.dtype != np.uint8 and np.size(value):
-        return float(np.abs(value).max())
-    return 0.0
-
-
-def _is(value: Any) -> str:
-    return f"is a {type(value).__name__}"
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_short(part)}" for key, part in value.items()) + "}"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(_short, value)) + ")"
-    if isinstance(value, np.ndarray):
-        if value.size > 8:
-            return f"{value.dtype}{list(value.shape)} {value.min():.3g}..{value.max():.3g}"
-        return "[" + " ".join(map(_short, value.ravel().tolist())) + "]"
-    return f"{value:.3g}" if isinstance(value, float | np.floating) else str(value)[:60]
-
-
-def _short_space(space: spaces.Space[Any]) -> str:
-    if isinstance(space, spaces.Dict):
-        return "Dict(" + ", ".join(f"{key}: {_short_space(part)}" for key, part in space.spaces.items()) + ")"
-    if isinstance(space, spaces.Tuple):
-        return "Tuple(" + ", ".join(map(_short_space, space.spaces)) + ")"
-    if isinstance(space, spaces.Box):
-        return f"Box{list(space.shape)} of {space.dtype} in {space.low.min():.3g}..{space.high.max():.3g}"
-    return str(space)
-
-
-def _describe(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
