@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
+ENVPOOL_LIBRARIES_FIX = (
+    "apt-get install libgl1 libglib2.0-0, or without root: conda install -c conda-forge libgl libglib"
+)
+"""What the wheel of envpool links to and does not bring."""
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ Tree = dict[str, Any]
 BUDGETS = ("total_steps", "iterations", "max_time")
 
 
-class _Loader(yaml.SafeLoader):
+class Loader(yaml.SafeLoader):
     """Also takes 1e-3 for a number: to YAML 1.1 it is a text, and `env.kwargs` would pass it on as one."""
 
 
-_Loader.add_implicit_resolver(
+Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
 
@@ -90,7 +90,7 @@ def to_yaml(config: RunConfig) -> str:
 def read_file(path: str | Path) -> Tree:
     path = Path(path)
     try:
-        tree = yaml.load(path.read_text(), _Loader)
+        tree = yaml.load(path.read_text(), Loader)
     except FileNotFoundError:
         raise UserError(f"--config {path}: there is no such file") from None
     except IsADirectoryError:
@@ -116,7 +116,7 @@ def parse_sets(sets: Iterable[str], base: Mapping[str, Any] | None = None) -> Tr
         if not sign or not key.strip():
             raise UserError(f"--set {item!r}: KEY=VALUE is expected, for example --set ppo.gamma=0.98")
         try:
-            value = yaml.load(text, _Loader)
+            value = yaml.load(text, Loader)
         except yaml.YAMLError:
             raise UserError(f"--set {item!r}: the value is not YAML; quote it or see docs/configuration.md") from None
         key = key.strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+import paceline
 from paceline.algo import ALGORITHMS
 from paceline.algo.ppo import PPO
 from paceline.config import EnvConfig, ImpalaConfig, ModelConfig, PPOConfig, UserError
+from paceline.engine import replica
 from paceline.env.make import make_vector
 from paceline.model.device import DevicePolicy, find_device
 from paceline.model.policy import Policy
@@ -19,6 +22,7 @@ from paceline.rollout.batch import Batch
 from paceline.rollout.collector import Collector
 from paceline.rollout.device import DeviceCollector
 from paceline.rollout.turns import TurnsCollector
+from paceline.spaces import ActionCodec, ObservationCodec
 
 MODEL = ModelConfig(hidden=(32,), activation="relu", shared=True)
 STEPS, ENVS = 12, 4
@@ -145,13 +149,48 @@ def test_state_goes_from_a_device_to_the_cpu() -> None:
     torch.testing.assert_close(plain.parameters, made.parameters)
 
 
-def test_which_device() -> None:
-    assert find_device("cpu", images=True, discrete=True) == "cpu"
-    assert find_device("auto", images=False, discrete=True) == "cpu"
-    if not torch.cuda.is_available():
-        assert find_device("auto", images=True, discrete=True) == "cpu"
-        with pytest.raises(UserError, match="--device auto"):
-            find_device("cuda", images=True, discrete=True)
+def test_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = ObservationCodec(gymnasium.spaces.Box(0, 255, (3, 64, 64), np.uint8))
+    vector = ObservationCodec(gymnasium.spaces.Box(-1, 1, (4,), np.float32))
+    one = ActionCodec(gymnasium.spaces.Discrete(3))
+    several = ActionCodec(gymnasium.spaces.MultiDiscrete([3, 2]))
+    continuous = ActionCodec(gymnasium.spaces.Box(-1, 1, (2,), np.float32))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert find_device("auto", image, one) == "cpu"
+    with pytest.raises(UserError, match="--device auto"):
+        find_device("cuda", image, one)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert find_device("cpu", image, one) == "cpu" and find_device("auto", image, one) == "cuda"
+    for observation, action in ((vector, one), (image, several), (image, continuous)):
+        assert find_device("auto", observation, action) == "cpu"
+        with pytest.raises(UserError, match="images and one Discrete action"):
+            find_device("cuda", observation, action)
+
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs take the way of a GPU, on the CPU."""
+    monkeypatch.setattr(replica, "find_device", lambda *_: "cpu:0")
+
+
+def test_a_run_that_overlaps(pretend: None, tmp_path: Path) -> None:
+    settings = {"env": {"id": "paceline/ImageSide-v0", "envs_per_worker": 4}, "ppo": {"rollout_steps": 16}}
+    more = {"engine": {"overlap": True}, "stop": {"iterations": 4}, "out": str(tmp_path), "name": "x"}
+    run = paceline.train(settings | more, preset="none")
+    rows = run.read_metrics()
+    assert [row["policy_lag_mean"] for row in rows] == [0, 1, 1, 1]
+    assert rows[-1]["env_steps"] == 4 * (64 - 7)  # of 64 slots each, seven are resets
+
+
+@pytest.mark.parametrize("setting", ["overlap", "compile"])
+def test_settings_of_a_gpu_that_is_not_used(setting: str, tmp_path: Path) -> None:
+    tree = {"env": "CartPole-v1", "engine": {setting: True}, "out": str(tmp_path / "runs")}
+    with pytest.raises(UserError, match=f"engine.{setting}=true"):
+        paceline.train(tree)
+    if setting == "overlap":
+        with pytest.raises(UserError, match="--engine local"):
+            paceline.train(tree | {"engine": {setting: True, "workers": 2}})
+    assert not (tmp_path / "runs").exists()
 
 
 def test_spaces_of_the_probe() -> None:

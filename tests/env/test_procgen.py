@@ -15,7 +15,6 @@ from paceline.env.make import make_scalar, make_vector
 from paceline.env.pool import PoolVector, env_seeds
 from paceline.env.procgen import EXPLORATION_LEVELS, EXTREME, GAMES, MEMORY, SCORE_RANGES, normalized
 from paceline.env.vector import SyncVector
-from paceline.launch import doctor
 from paceline.model.policy import Policy
 from paceline.rollout.collector import Collector
 
@@ -262,7 +261,6 @@ def test_normalized_scores() -> None:
 def test_a_missing_library_comes_with_its_fix() -> None:
     said = procgen.why_not(ImportError("libGL.so.1: cannot open shared object file: No such file or directory"))
     assert "libGL.so.1" in said and "apt-get install libgl1 libglib2.0-0" in said and "conda" in said
-    assert procgen.LIBRARIES_FIX == doctor.ENVPOOL_FIX
     assert 'pip install "paceline[procgen]"' in procgen.why_not(ModuleNotFoundError("No module", name="optree"))
     assert "undefined symbol: x" in procgen.why_not(ImportError("undefined symbol: x"))
 

@@ -21,6 +21,7 @@ from paceline.model.policy import Policy
 from paceline.rollout.batch import Batch
 from paceline.spaces import Array
 
+MAX_LOG_RATIO = np.float32(20)  # the exponential of more is soon infinite
 Floats = NDArray[np.float32]
 Metrics = dict[str, float]
 Weights = dict[str, NDArray[Any]]

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.algo.base import Rows
+from paceline.algo.base import MAX_LOG_RATIO, Rows
 from paceline.algo.optimizers import Adam
 from paceline.config import PPOConfig
 from paceline.model.device import DevicePolicy, captured
 
-MAX_LOG_RATIO = 20.0
 FIELDS = 6  # action, logp and value of the policy that acted, advantage, target, weight
 
 Outcome = tuple[list[float], float]
@@ -84,7 +83,7 @@ class DevicePasses:
         action, old_logp, old_value, advantage, target, weight = self._fields
         out, value = policy.forward(self._x)
         log_p = torch.log_softmax(out, 1)
-        log_ratio = (log_p.gather(1, action.long()[:, None])[:, 0] - old_logp).clamp(max=MAX_LOG_RATIO)
+        log_ratio = (log_p.gather(1, action.long()[:, None])[:, 0] - old_logp).clamp(max=float(MAX_LOG_RATIO))
         ratio = log_ratio.exp()
         low, high = 1 - self._clip, 1 + self._clip
         surrogate = torch.minimum(ratio * advantage, torch.minimum(torch.maximum(ratio, low), high) * advantage)

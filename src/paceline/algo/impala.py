@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.algo.base import Algorithm, Floats, Metrics, scaled_rewards
+from paceline.algo.base import MAX_LOG_RATIO, Algorithm, Floats, Metrics, scaled_rewards
 from paceline.algo.optimizers import OPTIMIZERS
 from paceline.algo.returns import vtrace
 from paceline.config import ImpalaConfig
@@ -21,7 +21,6 @@ from paceline.model.policy import Policy
 from paceline.rollout.batch import Batch
 
 LOSSES = ("policy_loss", "value_loss", "entropy", "total_loss", "approx_kl", "importance_mean", "clip_fraction")
-MAX_LOG_RATIO = np.float32(20)  # the exponential of more is soon infinite
 CLIPPED = 1.001  # times the bound: rounding alone takes half of the ratios of one and the same policy beyond 1
 
 

@@ -15,22 +15,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.algo.base import Floats, Metrics, OnPolicy, Rows
+from paceline.algo.base import MAX_LOG_RATIO, Floats, Metrics, OnPolicy, Rows
 from paceline.algo.device import DevicePasses
 from paceline.algo.optimizers import Adam
 from paceline.config import PPOConfig
 from paceline.group import Group
 from paceline.model.device import DevicePolicy
 from paceline.model.fast import Loss
-from paceline.model.heads import CategoricalHead
 from paceline.model.policy import Policy
 from paceline.rollout.batch import Batch
 
 Statistics = NDArray[np.float64]
+Learned = tuple[Statistics, float, int]
+"""STATISTICS and gradient norm, means of the last pass, and the passes made."""
 Order = NDArray[np.int64] | slice
 STATISTICS = ("policy_loss", "value_loss", "entropy", "total_loss", "approx_kl", "clip_fraction")
 KL_MARGIN = 1.5
-MAX_LOG_RATIO = np.float32(20)  # the exponential of more is soon infinite
 
 
 class PPO(OnPolicy):
@@ -60,12 +60,7 @@ class PPO(OnPolicy):
         clip = self.scheduled(hyper.clip, hyper.clip_schedule, remaining)
         rows = self.rows(batch)
         plan = self._plan(rows)
-        if plan.parts and self._fits_device():
-            learned = self._begin_on_device(rows, plan, clip, learning_rate)
-        else:
-            learn = self._learn_apart if plan.parts and self._towers_are_apart() else self._learn_together
-            outcome = learn(rows, plan, clip, learning_rate)
-            learned = lambda: outcome  # noqa: E731
+        learned = self._begin_passes(rows, plan, clip, learning_rate)
 
         def end() -> Metrics:
             totals, norm, epochs = learned()
@@ -76,14 +71,17 @@ class PPO(OnPolicy):
 
         return end
 
-    def _fits_device(self) -> bool:
-        discrete = isinstance(self.policy.head, CategoricalHead) and len(self.policy.head.nvec) == 1
-        alone = self.group.size == 1 and self.hyper.target_kl is None
-        return isinstance(self.policy, DevicePolicy) and discrete and alone
+    def _begin_passes(self, rows: Rows, plan: Plan, clip: float, learning_rate: float) -> Callable[[], Learned]:
+        if plan.parts and self._fits_device():
+            return self._begin_on_device(rows, plan, clip, learning_rate)
+        learn = self._learn_apart if plan.parts and self._towers_are_apart() else self._learn_together
+        outcome = learn(rows, plan, clip, learning_rate)
+        return lambda: outcome
 
-    def _begin_on_device(
-        self, rows: Rows, plan: Plan, clip: float, learning_rate: float
-    ) -> Callable[[], tuple[Statistics, float, int]]:
+    def _fits_device(self) -> bool:
+        return isinstance(self.policy, DevicePolicy) and self.group.size == 1 and self.hyper.target_kl is None
+
+    def _begin_on_device(self, rows: Rows, plan: Plan, clip: float, learning_rate: float) -> Callable[[], Learned]:
         assert isinstance(self.policy, DevicePolicy)
         if self._passes is None:
             largest = min(self.hyper.minibatch_size, len(rows.obs.frames))
@@ -92,16 +90,14 @@ class PPO(OnPolicy):
         outcome = self._passes.begin(rows, orders, plan.parts, clip, learning_rate)
         self.optimizer_steps += len(orders) * len(plan.parts)
 
-        def learned() -> tuple[Statistics, float, int]:
+        def learned() -> Learned:
             totals, norm = outcome()
             return np.asarray(totals), norm, len(orders)
 
         return learned
 
-    def _learn_together(
-        self, rows: Rows, plan: Plan, clip: float, learning_rate: float
-    ) -> tuple[Statistics, float, int]:
-        """Pass over the rollout; returns STATISTICS and gradient norm, means of the last pass, and the passes made."""
+    def _learn_together(self, rows: Rows, plan: Plan, clip: float, learning_rate: float) -> Learned:
+        """Pass over the rollout."""
         hyper, epochs, on = self.hyper, 0, True
         while on and epochs < hyper.epochs:
             shuffled = rows.take(self._order(rows, plan))
@@ -130,7 +126,7 @@ class PPO(OnPolicy):
         free = hyper.target_kl is None and hyper.max_grad_norm == 0 and len(self.policy.parts) == 2
         return free and self.group.size <= 2
 
-    def _learn_apart(self, rows: Rows, plan: Plan, clip: float, learning_rate: float) -> tuple[Statistics, float, int]:
+    def _learn_apart(self, rows: Rows, plan: Plan, clip: float, learning_rate: float) -> Learned:
         """The same, with the same minibatches: each tower goes through all passes by itself, which two threads can do
         at once. Or two members: they exchange rows before and towers after it, and no gradients at all.
         """

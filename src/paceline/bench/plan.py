@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ValidationError, model_validator
 
 from paceline.config import ALGORITHM_NAMES, Positive, RunConfig, Section, UserError
 from paceline.plugins import absolute
-from paceline.resolve import _Loader, merge, parse_sets, put, resolve_tree, tidy, to_tree, validate
+from paceline.resolve import Loader, merge, parse_sets, put, resolve_tree, tidy, to_tree, validate
 
 Range = tuple[float, float]
 EVERYTHING = "all"  # what an environment without level sets is evaluated on
@@ -186,7 +186,7 @@ def load_suite(name: str) -> tuple[str, Suite]:
     else:
         raise UserError(f"--suite {name} is not one of {', '.join(suite_names())}, nor a .yaml file")
     try:
-        tree = yaml.load(text, _Loader)
+        tree = yaml.load(text, Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""

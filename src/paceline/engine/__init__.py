@@ -37,6 +37,8 @@ def make_engine(config: RunConfig, *, resumes: int = 0) -> Engine:
         return LocalEngine(config, resumes=resumes)
     if not catalog.is_installed("ray"):
         raise UserError("several workers run on Ray, which is not installed here: pip install 'paceline[ray]'")
+    if config.engine.overlap:
+        raise UserError("engine.overlap=true is for one process with a GPU: use --engine local")
     if ALGORITHMS[config.algo].schedule == "replicas":
         from paceline.engine.ray_sync import RaySyncEngine
 

@@ -18,8 +18,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from paceline.collective import CollectiveError
 from paceline.config import UserError
 from paceline.engine.base import Lane, TrainingError
+from paceline.engine.messages import Facts, Order, Report, role
 from paceline.engine.ray_cluster import Cluster
-from paceline.engine.worker import Facts, Order, Report, role
 
 ASK_SECONDS = 60.0  # for what takes no time: a state, a folder
 LOOK_SECONDS = 1.0  # a busy worker is looked at this often

@@ -35,8 +35,10 @@ class LocalEngine(Engine):
         if self.replica.device == "cuda":
             self.device = torch.cuda.get_device_name()
         self._ahead: Batch | None = None  # collected while the last one was learned from
-        if config.engine.overlap and self.replica.device == "cpu":
-            raise UserError("engine.overlap=true is for learning on a GPU, and none is used; see --device")
+        for name in ("overlap", "compile") if self.replica.device == "cpu" else ():
+            if getattr(config.engine, name):
+                self.close()
+                raise UserError(f"engine.{name}=true is for learning on a GPU, and none is used; see --device")
 
     @property
     def policy(self) -> Policy:
@@ -89,7 +91,7 @@ class LocalEngine(Engine):
         algorithm, collector = self.algorithm, self.replica.collector
         assert isinstance(algorithm, PPO) and isinstance(collector, DeviceCollector)
         batch = self._ahead or self._collect(clock)
-        began = time.perf_counter()
+        began, lag = time.perf_counter(), algorithm.version - batch.version
         collector.publish()
         with np.errstate(all="ignore"):
             learned = algorithm.begin_update(batch, remaining)
@@ -100,7 +102,7 @@ class LocalEngine(Engine):
         with clock.measure("learn"):
             metrics = learned()
         self.optimizer_steps = algorithm.optimizer_steps
-        return Iteration(batch.env_steps, metrics | {"policy_lag_mean": 1.0}, batch.episodes, batch.env_metrics)
+        return Iteration(batch.env_steps, metrics | {"policy_lag_mean": float(lag)}, batch.episodes, batch.env_metrics)
 
     def _collect(self, clock: Clock) -> Batch:
         """A rollout; as many as its batch takes for IMPALA."""

@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 
 from paceline.engine.base import TrainingError
 from paceline.engine.crew import ASK_SECONDS, LOOK_SECONDS, Crew, Loss, Member, loss_of, ready_of
-from paceline.engine.worker import Report
+from paceline.engine.messages import Report
 
 NEARLY = 0.9  # of a rollout: then the next one is asked for
 SHORT_SECONDS = 0.05  # rollouts shorter than this are always asked for in advance

@@ -20,10 +20,10 @@ from paceline.algo import ALGORITHMS
 from paceline.engine.base import Iteration, Lane
 from paceline.engine.clock import Clock
 from paceline.engine.crew import Member, first_result
+from paceline.engine.messages import LEARNER, Order, Report
 from paceline.engine.pool import Arrival, Pool
 from paceline.engine.ray_engine import RayEngine, mean_lane
 from paceline.engine.ray_sync import split
-from paceline.engine.worker import LEARNER, Order, Report
 from paceline.rollout.batch import Episode
 
 

@@ -19,9 +19,10 @@ from paceline.config import RunConfig, UserError
 from paceline.engine import cluster_address
 from paceline.engine.base import Engine, Lane, TrainingError
 from paceline.engine.crew import ASK_SECONDS, Crew, Member
+from paceline.engine.messages import Facts, Order, role
 from paceline.engine.ray_cluster import Cluster
 from paceline.engine.team import Team
-from paceline.engine.worker import PACKAGES, Facts, Order, role
+from paceline.engine.worker import PACKAGES
 from paceline.ship import Parcel, pack
 
 

@@ -15,8 +15,8 @@ from paceline.config import RunConfig
 from paceline.engine.base import Iteration, TrainingError
 from paceline.engine.clock import Clock
 from paceline.engine.crew import ASK_SECONDS, Member, first_result
+from paceline.engine.messages import Order, Report
 from paceline.engine.ray_engine import RayEngine
-from paceline.engine.worker import Order, Report
 from paceline.rollout.batch import Episode
 
 

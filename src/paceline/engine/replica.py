@@ -70,9 +70,7 @@ class Replica:
             init, act, update, self._eval_seed = (int(s.generate_state(1)[0]) for s in _streams(config.seed))
             others = (worker, restarts) if worker or restarts else ()  # the first worker's streams are a lone one's
             torch.set_num_threads(1)  # the first weights come from a QR, which several threads compute otherwise
-            discrete = not action.is_continuous
-            wanted = config.engine.device if on_device else "cpu"
-            self.device = find_device(wanted, images=observation.is_image, discrete=discrete)
+            self.device = find_device(config.engine.device if on_device else "cpu", observation, action)
             if self.device == "cpu":
                 self.policy = Policy(
                     observation,

@@ -18,7 +18,7 @@ import ray
 from paceline.collective import Membership, serve_store
 from paceline.engine.base import TrainingError
 from paceline.engine.crew import ASK_SECONDS, Crew, Member, first_result
-from paceline.engine.worker import Report
+from paceline.engine.messages import Report
 
 MAX_COLLECTIVE_SECONDS = 60.0
 MAX_ATTEMPTS = 5  # in a row, without anybody being lost

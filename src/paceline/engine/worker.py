@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,80 +20,12 @@ from typing import Any
 import ray
 
 from paceline import machine
-from paceline.config import RunConfig, UserError
+from paceline.config import UserError
+from paceline.engine.messages import Facts, Order, Pulse, Report
 
 PACKAGES = ("paceline", "torch", "numpy", "gymnasium")  # what must be the same everywhere
 SAMPLE_SECONDS = 2.0  # memory and CPU are read this often
 FETCH_SECONDS = 30.0  # for one rollout or one set of weights to arrive
-
-
-LEARNER = 1_000_000  # slots of learners begin here
-
-
-def role(slot: int) -> str:
-    return f"worker {slot}" if slot < LEARNER else f"learner {slot - LEARNER}"
-
-
-@dataclass(frozen=True)
-class Order:
-    """What a worker is to be."""
-
-    config: RunConfig
-    parcel: Any  # the user's code, see ship.py
-    slot: int
-    envs: int  # 0: a learner
-    restarts: int = 0
-    resumes: int = 0
-    cores: int = 1
-    spaces: dict[str, Any] | None = None
-    log: str | None = None  # where it prints to
-    host: str = ""  # of the driver: another one has no business with the driver's files
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a worker says of itself once it is ready."""
-
-    pid: int
-    host: str
-    node: str  # its id
-    cores: int
-    versions: dict[str, str]
-    stepping: str
-    threads: int
-    parameters: int
-    capacity_bytes: int
-    spaces: dict[str, Any]
-    lines: list[str]
-    problem: str | None = None  # the user can mend it
-    address: str = ""  # filled in by the driver
-
-
-@dataclass
-class Report:
-    """The outcome of one call: what was done, where the time went since the last report, what it costs."""
-
-    env_steps: int = 0
-    episodes: list[Any] = field(default_factory=list)
-    env_metrics: list[dict[str, float]] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    version: int = 0
-    optimizer_steps: int = 0
-    fingerprint: int = 0
-    bytes_moved: int = 0
-    memory_bytes: int = 0
-    cpu_seconds: float = 0.0
-    lags: list[int] = field(default_factory=list)
-    missing: list[int] = field(default_factory=list)  # rollouts that were lost on the way
-
-
-@dataclass(frozen=True)
-class Pulse:
-    """A look at a busy worker."""
-
-    ticks: int
-    waiting: bool  # for other members of its group
 
 
 class Worker:
@@ -279,7 +210,7 @@ class Worker:
         """A rollout with the newest weights, and what the learner needs of it."""
         pulling = self._pull(version, weights)
         batch, seconds = self.replica.collect()
-        payload = {name: array.copy() for name, array in batch.arrays().items()}
+        payload = batch.copied_arrays()
         return self._actor_report(batch, seconds | pulling, payload), payload
 
     def contribution(self, version: int, weights: list[Any]) -> tuple[Report, Any]:

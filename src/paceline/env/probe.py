@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import gymnasium
@@ -40,7 +41,7 @@ def _at_least(name: str, value: float, least: float) -> None:
         raise UserError(f"{name}={value} is too small for this probe env; give {least} or more")
 
 
-class Probe(gymnasium.Env[Any, Any]):
+class Probe(gymnasium.Env[Any, Any], ABC):
     """Counts the steps and saves the state; a subclass says what is seen (`_observe`) and what changes (`_draw`)."""
 
     _state: ClassVar[tuple[str, ...]] = ()
@@ -59,8 +60,8 @@ class Probe(gymnasium.Env[Any, Any]):
     def _draw(self) -> None:
         """Draw the hidden state behind the next observation."""
 
-    def _observe(self) -> Observation:
-        raise NotImplementedError
+    @abstractmethod
+    def _observe(self) -> Observation: ...
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from paceline.config import EnvConfig, UserError
 from paceline.env.pool import Pool, Stepped
+from paceline.machine import ENVPOOL_LIBRARIES_FIX
 from paceline.spaces import Array
 
 GAMES = (
@@ -71,7 +72,6 @@ SWITCHES = (
 )
 IGNORED = ("use_sequential_levels", "use_easy_jump")  # envpool 1.0.1 takes them, and nothing changes
 FRAME_SIDE = 512
-LIBRARIES_FIX = "apt-get install libgl1 libglib2.0-0, or without root: conda install -c conda-forge libgl libglib"
 
 _SPELLINGS = re.compile(r"(?:procgen:)?procgen-(?P<game>[^:/]*?)(?:-v0)?", re.IGNORECASE)
 
@@ -218,6 +218,6 @@ def why_not(error: ImportError) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f'Procgen needs the package {error.name}, which is not installed: pip install "paceline[procgen]"'
     if match := re.match(r"(\S+\.so[.\d]*): cannot open shared object", text):
-        return f"Procgen needs the system library {match[1]}, which is not on this machine: {LIBRARIES_FIX}"
+        return f"Procgen needs the system library {match[1]}, which is not on this machine: {ENVPOOL_LIBRARIES_FIX}"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return f"Procgen does not load with Python {version} on {sys.platform}: {text}; `paceline doctor` looks for reasons"

@@ -62,7 +62,6 @@ THREAD_VARIABLES = (
 )
 # The wheel of envpool links to them and doesn't carry them.
 ENVPOOL_LIBRARIES = ("libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0")
-ENVPOOL_FIX = "apt-get install libgl1 libglib2.0-0, or without root: conda install -c conda-forge libgl libglib"
 TORCH_SECONDS = 60.0
 TORCH_PROGRAM = "import torch; x = torch.ones(64, 64); assert (x @ x).sum().item() == 64.0**3; print(torch.__version__)"
 MB, GB = 1 << 20, 1 << 30
@@ -161,7 +160,7 @@ def _extras() -> Iterator[Finding]:
         lost = [library for library in ENVPOOL_LIBRARIES if not _loads(library)] if name == "envpool" else []
         if lost and sys.platform == "linux":
             text = f"{version} needs system libraries that are absent: {', '.join(lost)}"
-            yield Finding("warn", name, text, ENVPOOL_FIX)
+            yield Finding("warn", name, text, machine.ENVPOOL_LIBRARIES_FIX)
         else:
             yield Finding("ok", name, f"{version} ({purpose})")
 

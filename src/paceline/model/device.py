@@ -23,20 +23,38 @@ ROWS_STEP = 128
 WARM_UP = 3  # runs before a graph is captured: libraries choose their algorithms in the first
 
 
-def find_device(wanted: str, *, images: bool, discrete: bool) -> str:
+def find_device(wanted: str, observation: ObservationCodec, action: ActionCodec) -> str:
     """`cpu` or `cuda`, where `auto` is left to us: a GPU pays for convolutions only."""
     if wanted == "cpu":
         return "cpu"
-    available = torch.cuda.is_available()
+    available, images, discrete = torch.cuda.is_available(), observation.is_image, len(action.nvec) == 1
     if wanted == "auto":
         return "cuda" if available and images and discrete else "cpu"
     if not available:
         why = "this PyTorch finds no GPU" if torch.version.cuda else "this PyTorch was built for the CPU only"
         raise UserError(f"engine.device=cuda: {why}; use --device auto, or install a PyTorch with CUDA (pytorch.org)")
     if not images or not discrete:
-        what = "vectors" if not images else "continuous actions"
-        raise UserError(f"engine.device=cuda is for images and discrete actions; with {what} use --device cpu")
+        what = f"the env has {action.space}" if images else "the observation is no image"
+        raise UserError(f"engine.device=cuda is for images and one Discrete action, and {what}: use --device cpu")
     return "cuda"
+
+
+class DeviceRows:
+    """Some of the frames on a device, not yet gathered."""
+
+    def __init__(self, frames: Tensor, index: Tensor) -> None:
+        self.frames, self.index = frames, index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, order: Any) -> DeviceRows:
+        if isinstance(order, np.ndarray):
+            order = torch.from_numpy(order).to(self.index.device)
+        return DeviceRows(self.frames, self.index[order])
+
+    def gather(self) -> Tensor:
+        return self.frames.index_select(0, self.index)
 
 
 class DevicePolicy(Policy):
@@ -70,7 +88,7 @@ class DevicePolicy(Policy):
 
     def forward(self, x: Any, *, plainly: bool = False) -> tuple[Tensor, Tensor]:
         """Policy outputs `[B, K]` and values `[B]`, in 32 bits; `plainly`: not compiled, for any number of rows."""
-        if hasattr(x, "gather") and not isinstance(x, Tensor):
+        if isinstance(x, DeviceRows):
             x = x.gather()
         elif not isinstance(x, Tensor):
             x = torch.from_numpy(np.ascontiguousarray(x)).to(self.device)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.model.device import DeviceRows
 from paceline.spaces import ActionCodec, Array, ObservationCodec
 
 Floats = NDArray[np.float32]
@@ -102,24 +103,6 @@ class Batch:
             on_device = isinstance(arrays[0], torch.Tensor)
             joined[name] = torch.cat(arrays, dim=1) if on_device else np.concatenate(arrays, axis=1)
         return cls(**joined)
-
-
-class DeviceRows:
-    """Some of the frames on a device, not yet gathered."""
-
-    def __init__(self, frames: torch.Tensor, index: torch.Tensor) -> None:
-        self.frames, self.index = frames, index
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def __getitem__(self, order: Any) -> DeviceRows:
-        if isinstance(order, np.ndarray):
-            order = torch.from_numpy(order).to(self.index.device)
-        return DeviceRows(self.frames, self.index[order])
-
-    def gather(self) -> torch.Tensor:
-        return self.frames.index_select(0, self.index)
 
 
 PER_STATE = ("obs", "value")  # [T+1, N, …]
