@@ -154,7 +154,11 @@ class Acting:
 
 def captured(work: Callable[[], None]) -> Callable[[], None]:
     """The same work as one CUDA graph: a launch instead of hundreds. It must read and write the same memory each time,
-    and is run a few times now."""
+    and is run a few times now.
+
+    It is captured on a stream of its own. cuBLAS has a workspace for each stream, and a graph keeps the one of where it
+    was captured: two graphs with the same one must not run at once, as acting and learning do.
+    """
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -162,7 +166,7 @@ def captured(work: Callable[[], None]) -> Callable[[], None]:
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         work()
     return graph.replay
 
