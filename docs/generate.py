@@ -17,7 +17,8 @@ from typing import Any
 
 from paceline.cli import TRAIN_FLAGS
 from paceline.config import ALGORITHM_NAMES, RunConfig
-from paceline.resolve import keys, presets
+from paceline.engine.sizes import Machine, estimate, fit, look, workers_of
+from paceline.resolve import keys, presets, resolve_tree
 from paceline.run.metrics import EVAL_METRICS, METRICS, Metric
 
 DOCS = Path(__file__).parent
@@ -62,10 +63,39 @@ def eval_metrics() -> str:
     return _metric_table(EVAL_METRICS)
 
 
+def room() -> str:
+    """What `auto` chooses for Procgen, by cores and memory."""
+    rows = []
+    for cores, memory in ((2, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64), (64, 64), (64, 256)):
+        here = Machine(cores, memory * 10**9)
+        cells = [str(cores), f"{memory} GB"]
+        for cnn in ("nature", "impala"):
+            tree = {"env": {"id": "coinrun", "envs_per_worker": 0}, "ppo": {"minibatch_size": 0}, "model": {"cnn": cnn}}
+            config, _ = fit(_on_cpu(tree), may_lower=True, here=here)
+            needed = estimate(config, _images(config), 1) / 1e9
+            cells += [f"{config.env.envs_per_worker} x {config.ppo.minibatch_size}", f"{needed:.1f} GB"]
+        config, _ = fit(_on_cpu({"env": "coinrun", "engine": {"name": "ray"}}), may_lower=True, here=here)
+        needed = estimate(config, _images(config), workers_of(config, here)) / 1e9
+        rows.append([*cells, str(workers_of(config, here)), f"{needed:.1f} GB"])
+    head = ["cores", "memory", "Nature-CNN", "takes", "IMPALA-CNN", "takes", "workers of PPO", "take"]
+    return _table(head, rows)
+
+
+def _on_cpu(tree: dict[str, Any]) -> RunConfig:
+    return resolve_tree({**tree, "engine": {"device": "cpu", **tree.get("engine", {})}})[0]
+
+
+def _images(config: RunConfig) -> Any:
+    images, _ = look(config)
+    assert images is not None
+    return images
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings,
     "flags": flags,
     "presets": preset_list,
+    "room": room,
     "metrics": metrics,
     "eval-metrics": eval_metrics,
 }

@@ -123,3 +123,21 @@ class NanAtTheEnd(Fixed):
     def step(self, action: Any) -> Step:
         observation, reward, terminated, truncated, info = super().step(action)
         return observation * (np.nan if terminated else 1.0), reward, terminated, truncated, info
+
+
+class SlowImages(Fixed):
+    """Shows a picture of its own after as long as said."""
+
+    def __init__(self, cost_seconds: float = 0.0) -> None:
+        super().__init__(length=5)
+        self.cost_seconds = cost_seconds
+        self.observation_space = spaces.Box(0, 255, (3, 16, 16), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros((3, 16, 16), np.uint8), {}
+
+    def step(self, action: Any) -> Step:
+        time.sleep(self.cost_seconds)
+        _, *rest = super().step(action)
+        return np.full((3, 16, 16), self.steps, np.uint8), *rest

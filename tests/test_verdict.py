@@ -3,10 +3,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import paceline
+from paceline.engine import replica
 from paceline.verdict import MAX_GROWTH, WASTE_SHARE, WORK_SHARE, Lane, Verdict, verdict
 
 
@@ -189,6 +192,59 @@ def test_any_input_gives_one_line() -> None:
         assert found.text.startswith((f"{found.bound}-bound: ", f"{found.bound}: "))
         percents = [int(number) for number in re.findall(r"(\d+) %", found.text)]
         assert found.bound == "unknown" or round(100 * found.share) in percents
+
+
+OVERLAP = {"overlap": True}
+GPU: list[tuple[Lane, dict[str, Any], str, float, list[str]]] = [
+    ({"env": 60, "act": 25, "learn": 15}, {}, "env", 0.6,
+     ["on the CPU, with which the GPU waits", "env.processes", "engine.overlap=true", "faster GPU will not help"]),
+    ({"env": 60, "act": 25, "learn": 15}, OVERLAP | {"cpu_share": 0.95}, "env", 0.6,
+     ["behind which the GPU learns", "no core is free (of 16), so more cores help"]),
+    ({"env": 20, "act": 55, "learn": 25}, {}, "act", 0.55,
+     ["55 % of the time is waiting for actions", "env.envs_per_worker", "ppo.rollout_steps", "engine.overlap=true"]),
+    ({"env": 30, "act": 60, "learn": 10}, OVERLAP, "act", 0.6, ["round trip", "learning shares the GPU"]),
+    ({"env": 20, "act": 20, "learn": 60}, {}, "learner", 0.6,
+     ["60 % of the time is gradient steps on the GPU", "ppo.epochs", "engine.overlap=true"]),
+    # Collecting took longer than the wait at its end, and yet it is the GPU that was busy all the time.
+    ({"env": 40, "act": 30, "learn": 30}, OVERLAP, "learner", 0.3,
+     ["takes longer than collecting meanwhile, which waits for it 30 %", "environments will not help"]),
+    ({"env": 39, "act": 38, "learn": 23}, OVERLAP, "balanced", 0.39, ["env 39 %, act 38 %, learn 23 %"]),
+    ({"env": 35, "act": 35, "learn": 30}, {}, "balanced", 0.35, ["engine.overlap=true"]),
+    ({"env": 35, "act": 35, "learn": 30}, {"algo": "impala"}, "balanced", 0.35, ["one part alone"]),
+    ({"env": 20, "act": 20, "learn": 20, "idle": 40}, {}, "idle", 0.4, ["ppo.rollout_steps (fewer iterations)"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lane", "known", "bound", "share", "parts"), GPU)
+def test_one_process_with_a_gpu(lane: Lane, known: dict[str, Any], bound: str, share: float, parts: list[str]) -> None:
+    found = judge(lane, **({"workers": 1, "cores": 16, "cpu_share": 0.4, "device": "NVIDIA H200"} | known))
+    assert found.bound == bound and found.share == pytest.approx(share)
+    assert [part for part in parts if part not in found.text] == []
+    assert "workers" not in found.text  # those of ppo learn on the CPU
+    if known.get("overlap") or known.get("algo") == "impala":
+        assert "engine.overlap" not in found.text
+
+
+def test_a_learner_on_a_gpu_has_no_advice_for_a_cpu() -> None:
+    found = async_run({"learn": 90, "idle": 10}, {"env": 50, "idle": 50}, device="NVIDIA H200")
+    assert found.bound == "learner" and "on the GPU" in found.text and "data-parallel" not in found.text
+    assert async_run(WAITS, {"env": 100}, device="NVIDIA H200") == async_run(WAITS, {"env": 100})
+
+
+@pytest.mark.parametrize("cost_seconds", [0.0, 0.004])
+def test_runs_that_overlap(cost_seconds: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The way of a GPU, on the CPU: what is learned at once is not waited for, and slow environments are found out."""
+    monkeypatch.setattr(replica, "find_device", lambda *_: "cpu:0")
+    tree = {
+        "env": {"id": "tests/odd_envs.py:SlowImages", "kwargs": {"cost_seconds": cost_seconds}, "envs_per_worker": 2},
+        "ppo": {"rollout_steps": 16, "epochs": 1 if cost_seconds else 30},
+        "engine": {"overlap": True},
+        "stop": {"iterations": 4},
+        "out": str(tmp_path),
+    }
+    text = paceline.train(tree, preset="none").summary["verdict"]
+    assert text.startswith("env-bound: " if cost_seconds else "learner-bound: learning on the GPU takes longer")
+    assert "workers" not in text
 
 
 def test_nothing_measured() -> None:

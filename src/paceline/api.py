@@ -17,8 +17,19 @@ from paceline.config import RunConfig, UserError
 from paceline.engine import make_engine
 from paceline.engine.base import Engine
 from paceline.engine.loop import Loop, Outcome
+from paceline.engine.sizes import fit
 from paceline.plugins import absolute
-from paceline.resolve import merge, read_file, resolve_tree, tidy, to_tree, to_yaml, validate
+from paceline.resolve import (
+    merge,
+    names_envs,
+    read_file,
+    resolve_tree,
+    tidy,
+    to_tree,
+    to_yaml,
+    validate,
+    without_auto,
+)
 from paceline.run import checkpoint, provenance
 from paceline.run.console import make_console
 from paceline.run.directory import RunDirectory, write_json, write_text
@@ -75,9 +86,13 @@ def train(
             tree = to_tree(given) if isinstance(given, RunConfig) else given
             return _continue(directory, which, tree, quiet=quiet, began=began)
     chosen: str | None = None
+    may_lower = False
     if not isinstance(given, RunConfig):
+        may_lower = not names_envs(given, preset)
         given, chosen = resolve_tree(given, preset=preset)
-    return _begin(_absolute(given), chosen, init_from, reuse=str(resume) == "auto", quiet=quiet, began=began)
+    _check_metric(given)
+    config, sizes = fit(_absolute(given), may_lower=may_lower)
+    return _begin(config, sizes, chosen, init_from, reuse=str(resume) == "auto", quiet=quiet, began=began)
 
 
 def load(run: str | Path | Run, checkpoint_name: str | None = None, *, seed: int = 0) -> Agent:
@@ -86,9 +101,15 @@ def load(run: str | Path | Run, checkpoint_name: str | None = None, *, seed: int
 
 
 def _begin(
-    config: RunConfig, preset: str | None, init_from: str | Path | None, *, reuse: bool, quiet: bool, began: float
+    config: RunConfig,
+    sizes: list[str],
+    preset: str | None,
+    init_from: str | Path | None,
+    *,
+    reuse: bool,
+    quiet: bool,
+    began: float,
 ) -> Run:
-    _check_metric(config)
     engine = make_engine(config)  # first: what is wrong with the input shows before anything is written
     try:
         if init_from is not None:
@@ -102,6 +123,7 @@ def _begin(
             lines = [
                 f"run        {directory.path}",
                 *engine.describe(),
+                *sizes,
                 f"preset     {preset} (--preset none turns it off)" if preset else "preset     none",
             ]
             if init_from is not None:
@@ -113,7 +135,8 @@ def _begin(
 
 def _continue(directory: RunDirectory, which: str, given: Mapping[str, Any], *, quiet: bool, began: float) -> Run:
     saved = validate(directory.read_config())
-    changed = validate(merge(to_tree(saved), tidy({k: v for k, v in given.items() if k not in UNSAVED})))
+    changes = without_auto({k: v for k, v in given.items() if k not in UNSAVED})
+    changed = validate(merge(to_tree(saved), tidy(changes)))
     config = _absolute(changed)
     before, after = _fixed(saved), {**_fixed(changed), **_fixed(config, to_tree(config))}
     if before != after:
@@ -177,6 +200,7 @@ def _closing(loop: Loop, outcome: Outcome) -> list[str]:
     lines = [
         f"{outcome.status}: {outcome.reason}; {summary['env_steps']:,} steps in {summary['train_seconds']:.2f} s "
         f"({rate:,.0f} steps/s), {summary['optimizer_steps']:,} optimizer steps",
+        f"used       {summary['peak_memory_bytes'] / 1e9:.1f} GB of memory at most, {_cpu(summary['cpu_percent'])}",
         f"verdict    {summary['verdict']}",
     ]
     if outcome.status == "stopped":
@@ -185,6 +209,10 @@ def _closing(loop: Loop, outcome: Outcome) -> list[str]:
         lines.append(f"evaluate   paceline evaluate {shlex.quote(str(outcome.path))}")
     lines.append(f"run        {outcome.path}")
     return lines
+
+
+def _cpu(cpu_percent: float | None) -> str:
+    return "CPU unknown" if cpu_percent is None else f"{cpu_percent / 100:.1f} cores on average"
 
 
 def _to_resume(given: Any, resume: str | Path) -> tuple[RunDirectory, str] | None:

@@ -61,9 +61,15 @@ def parse_count(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def parse_auto(value: Any) -> Any:
+    """`auto` → 0, which stands for it."""
+    return 0 if value == "auto" else parse_count(value)
+
+
 Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
 Count = Annotated[int, BeforeValidator(parse_count)]
 Positive = Annotated[Count, Field(ge=1)]
+OrAuto = Annotated[int, BeforeValidator(parse_auto), Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Schedule = Literal["constant", "linear"]
 
@@ -88,8 +94,9 @@ class EnvConfig(Section):
     """In order: a name in `gymnasium.wrappers`, `module:Class` or `file.py:Class`; `{name: {argument: value}}`."""
     vector: Literal["auto", "sync", "async"] = "auto"
     """`sync`: in this process; `async`: in several; `auto`: the env's own vector env if it has one, else `sync`."""
-    envs_per_worker: Positive = 8
-    """Environments stepped together by one worker; of PPO and A2C with `engine.scaling=strong`, by all together."""
+    envs_per_worker: OrAuto = 8
+    """Environments stepped together by one worker; of PPO and A2C with `engine.scaling=strong`, by all together. 0 (or
+    `auto`): for images from the cores and the memory that are ours, for vectors 8."""
     processes: Annotated[Count, Field(ge=0)] = 0
     """Processes of `vector=async`, threads of Procgen and Atari; 0 means one per core we own, at most one per
     environment."""
@@ -194,8 +201,9 @@ class PPOConfig(OnPolicyConfig):
     """Steps of each environment between updates."""
     epochs: Positive = 10
     """Passes over each rollout."""
-    minibatch_size: Positive = 256
-    """Most rows in one optimizer step; a rollout is cut into equal parts no larger than this."""
+    minibatch_size: OrAuto = 256
+    """Most rows in one optimizer step; a rollout is cut into equal parts no larger than this. 0 (or `auto`): for images
+    a quarter of a rollout, between 256 and 2048, for vectors 256."""
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     """Step size of Adam."""
     gae_lambda: Fraction = 0.95
@@ -313,16 +321,11 @@ class CheckpointConfig(Section):
     """How many to keep, beside `best`."""
 
 
-def parse_auto(value: Any) -> Any:
-    """`auto` → 0, which stands for it."""
-    return 0 if value == "auto" else parse_count(value)
-
-
 class EngineConfig(Section):
     name: Literal["auto", "local", "ray"] = "auto"
     """Where it runs: `local` is one process, `ray` has workers anywhere; `auto` is `ray` for several workers or where
     RAY_ADDRESS names a cluster."""
-    workers: Annotated[int, BeforeValidator(parse_auto), Field(ge=0)] = 0
+    workers: OrAuto = 0
     """PPO, A2C: processes that collect and learn. A3C, IMPALA: actors beside the learner. 0 (or `auto`): one for
     `local`, one per core that is ours for `ray`."""
     learners: Positive = 1
@@ -400,7 +403,7 @@ class RunConfig(Section):
                 f"engine.device=cuda: the workers of {self.algo} on Ray learn on the CPU; use one GPU with --engine "
                 "local, or impala, whose learner takes it"
             )
-        if synchronous and engine.scaling == "strong" and engine.workers > self.env.envs_per_worker:
+        if synchronous and engine.scaling == "strong" and engine.workers > self.env.envs_per_worker > 0:
             raise ValueError(
                 f"engine.workers={engine.workers} cannot share env.envs_per_worker={self.env.envs_per_worker} "
                 "environments: raise that, or give each worker as many with engine.scaling=weak"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import time
 from pathlib import Path
@@ -125,7 +126,11 @@ def render(rows: list[dict[str, Any]]) -> str:
             lines.append(f"  score    {row['return_normalized']:.3f}   (0 a trivial agent, 1 a perfect one)")
     for row in rows:
         if "generalization_gap" in row:
-            lines.append(f"generalisation gap {row['generalization_gap']:.2f}: the return that new levels cost")
+            error = math.hypot(*((r["return_ci_high"] - r["return_ci_low"]) / 2 for r in rows))
+            lines.append(
+                f"generalisation gap {row['generalization_gap']:.2f} ± {error:.2f} (95 %): return on train levels less "
+                "that on test levels"
+            )
     if "levels" in first and first["kind"] == "deterministic":
         lines.append("published Procgen scores are of sampled actions: compare with --stochastic")
     return "\n".join([*lines, *(f"  written  {path}" for path in first["files"])])

@@ -49,6 +49,20 @@ def resolve_tree(given: Mapping[str, Any], *, preset: str | None = None) -> tupl
     return _fit_minibatch(config, given), name
 
 
+def names_envs(given: Mapping[str, Any], preset: str | None) -> bool:
+    """Whether the user said how many environments, or named a preset."""
+    return (preset or given.get("preset")) is not None or "envs_per_worker" in (tidy(given).get("env") or {})
+
+
+def without_auto(given: Mapping[str, Any]) -> Tree:
+    """Without sizes that are left to the machine: a run that is continued has them."""
+    tree = deepcopy(dict(given))
+    for section, name in (("env", "envs_per_worker"), ("ppo", "minibatch_size")):
+        if isinstance(tree.get(section), dict) and tree[section].get(name) in (0, "0", "auto"):
+            del tree[section][name]
+    return tree
+
+
 def tidy(given: Mapping[str, Any]) -> Tree:
     """With `env: ID` written out, and without sections that are empty (all their lines may be commented out)."""
     tree = {key: value for key, value in given.items() if value is not None or not _allowed_at([key])}
@@ -60,7 +74,7 @@ def tidy(given: Mapping[str, Any]) -> Tree:
 def _fit_minibatch(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     """A minibatch from a preset or a default shrinks with the rollout; one that the user asked for has to fit."""
     envs, steps = config.env.envs_per_worker, config.hyper.rollout_steps
-    if config.algo != "ppo" or config.ppo.minibatch_size <= envs * steps:
+    if config.algo != "ppo" or envs == 0 or config.ppo.minibatch_size <= envs * steps:
         return config
     if "minibatch_size" in given.get("ppo", {}):
         raise UserError(

@@ -1,7 +1,8 @@
 """What bounds a run, from where its time went: a word, its share, and a sentence on what would help and what would not.
 
 A lane holds the seconds of one process in `start, env, act, learn, sync, eval, save, idle`. Shares are of the training
-time, which is what remains without `start`, `eval` and `save`.
+time, which is what remains without `start`, `eval` and `save`. On a GPU `act` and `learn` are times of waiting for it;
+where the next rollout is collected meanwhile (`overlap`), `learn` is what is left of learning when that is done.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class _Run:
     nodes: int
     cpu_share: float | None
     cores: int
+    gpu: bool
+    overlap: bool
 
     @property
     def full(self) -> bool:
@@ -100,15 +103,19 @@ def verdict(
     cpu_share: float | None,
     cores: int,
     straggling: float | None,
+    device: str = "cpu",
+    overlap: bool = False,
 ) -> Verdict:
     """`main`: the mean lane of the processes that collect and learn, or with `actors` the lane of the learner.
     `actors`: the mean lane of those who collect for it; None where there are none.
     `cpu_share`: CPU seconds of all our processes over (cores × wall seconds), where known.
     `straggling`: the share of the training time that the average worker, done with collecting, waits for slower ones;
     it is a part of `idle`.
+    `device`: where the network learns, `cpu` or the name of a GPU; `overlap`: the next rollout is collected meanwhile.
     """
     known_cpu = None if cpu_share is None or not math.isfinite(cpu_share) else min(1.0, max(0.0, cpu_share))
-    run = _Run(algo, max(1, workers), max(1, nodes), known_cpu, max(1, cores))
+    gpu = device != "cpu" or overlap
+    run = _Run(algo, max(1, workers), max(1, nodes), known_cpu, max(1, cores), gpu, overlap)
     main = _tidy(main)
     if not any(main.values()):
         return _UNKNOWN
@@ -118,6 +125,8 @@ def verdict(
     if actors is not None:
         return _learner(run, main, _tidy(actors))
     shares = _shares(main)
+    if run.gpu:
+        return _gpu(run, shares)
     late = straggling if straggling is not None and math.isfinite(straggling) else 0.0
     shares["stragglers"] = min(max(0.0, late), shares["idle"])
     shares["idle"] -= shares["stragglers"]
@@ -165,10 +174,43 @@ def _replicas(run: _Run, main: Lane, shares: dict[str, float]) -> Verdict:
     if part == "stragglers":
         helps = "engine.straggler_share=0.6 or steps of more even length helps; more workers will not help"
         return _bound("stragglers", share, f"{time} is waiting for slower workers to end collecting; {helps}{rest}")
-    much = f"{time} passes between the iterations, in none of the measured parts"
-    return _bound(
-        "idle", share, f"{much}; {run.longer_rollouts} (fewer iterations) helps; more workers will not help{rest}"
-    )
+    return _idle(run, share, "more workers will not help", rest)
+
+
+def _idle(run: _Run, share: float, wont: str, rest: str) -> Verdict:
+    much = f"{_percent(share)} of the time passes between the iterations, in none of the measured parts"
+    return _bound("idle", share, f"{much}; {run.longer_rollouts} (fewer iterations) helps; {wont}{rest}")
+
+
+def _gpu(run: _Run, shares: dict[str, float]) -> Verdict:
+    """One process, its environments on the CPU and its network on a GPU: workers are no remedy."""
+    # With `overlap` any wait for learning means that it takes longer than collecting, which is hidden behind it.
+    waits = run.overlap and shares["learn"] >= WASTE_SHARE
+    part = "learn" if waits else _largest(shares)
+    share = shares[part]
+    time, rest = f"{_percent(share)} of the time", _mention(shares, part)
+    hide = "" if run.overlap or run.algo != "ppo" else "engine.overlap=true (collect while learning) helps; "
+    if not waits and not _stands_out(part, share):
+        much = f"no part of the work takes {_percent(WORK_SHARE)} of the time ({_listed(shares)})"
+        return Verdict("balanced", share, f"balanced: {much}; {hide}a change to one part alone gains little")
+    if part == "learn":
+        much = f"{time} is gradient steps on the GPU"
+        if run.overlap:
+            much = f"learning on the GPU takes longer than collecting meanwhile, which waits for it {time}"
+        helps = f"{run.fewer_steps}, a smaller network or a faster GPU helps; {hide}"
+        return _bound("learner", share, f"{much}; {helps}more cores or environments will not help{rest}")
+    if part == "env":
+        much = f"{time} is the environments on the CPU, {'behind' if run.overlap else 'with'} which the GPU "
+        much += "learns and then waits" if run.overlap else "waits"
+        cores = "more cores help" if run.full else "more cores, or env.processes that use those there are, help"
+        more = f"{run.no_core}, so {cores}" if run.full else cores
+        return _bound("env", share, f"{much}; {more}; {hide}a smaller network or a faster GPU will not help{rest}")
+    if part == "act":
+        fewer = f"a larger env.envs_per_worker with a smaller {run.algo}.rollout_steps (fewer round trips) helps"
+        shared = f"; {run.fewer_steps} helps too, as learning shares the GPU" if run.overlap else ""
+        much = f"{time} is waiting for actions from the GPU, a round trip at every step"
+        return _bound("act", share, f"{much}; {fewer}{shared}; {hide}more cores will not help{rest}")
+    return _idle(run, share, "a faster GPU will not help", rest)
 
 
 def _learner(run: _Run, learner: Lane, actors: Lane) -> Verdict:
@@ -189,8 +231,10 @@ def _learner(run: _Run, learner: Lane, actors: Lane) -> Verdict:
         link = "a faster link or " if run.nodes > 1 else ""
         helps = f"{run.longer_rollouts} (fewer messages), {link}a smaller network helps; more actors will not help"
         return _bound("sync", share, f"{time} is the exchange with its actors; {helps}{rest}")
-    helps = f"more actors will not help, {run.fewer_steps}, a smaller network or data-parallel ppo will"
-    return _bound("learner", share, f"{time} is gradient steps; {helps}{rest}")
+    other = "a faster GPU" if run.gpu else "data-parallel ppo"
+    where = " on the GPU" if run.gpu else ""
+    helps = f"more actors will not help, {run.fewer_steps}, a smaller network or {other} will"
+    return _bound("learner", share, f"{time} is gradient steps{where}; {helps}{rest}")
 
 
 def _actors(run: _Run, learner: Lane, actors: Lane, waits: float) -> Verdict:

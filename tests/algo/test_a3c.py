@@ -28,7 +28,7 @@ def received(contribution: Any) -> Any:
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])
 @pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize(("net", "action"), [("mlp", "gaussian"), ("shared", "discrete"), ("own", "multidiscrete")])
+@pytest.mark.parametrize(("net", "action"), [("mlp", "gaussian"), ("mixed", "discrete"), ("own", "multidiscrete")])
 def test_one_worker_is_a2c(lab: Any, net: str, action: str, normalize: bool, optimizer: str) -> None:
     """Bit for bit, with normalisers too: nobody else changes them in between."""
     options: dict[str, Any] = {

@@ -115,11 +115,20 @@ def test_a_reward_that_comes_late(algo: str, iterations: int, normalize: bool) -
     assert score(train(algo, env, iterations, envs=16, gamma=0.99, rollout_steps=16)) == 1.0
 
 
-@pytest.mark.parametrize(("algo", "iterations", "rate"), [("ppo", 10, 2e-3), ("a2c", 60, 3e-3), ("impala", 60, 3e-3)])
+@pytest.mark.parametrize(
+    ("algo", "iterations", "rate"), [("ppo", 10, 2e-3), ("a2c", 60, 3e-3), ("a3c", 60, 3e-3), ("impala", 60, 3e-3)]
+)
 def test_images(algo: str, iterations: int, rate: float) -> None:
     env = {"id": "paceline/ImageSide-v0", "kwargs": {"size": 12}}
     epochs: dict[str, Any] = {"epochs": 4} if algo == "ppo" else {}
     assert score(train(algo, env, iterations, envs=16, learning_rate=rate, rollout_steps=16, **epochs)) > 7.6
+
+
+@pytest.mark.parametrize(("cnn", "size"), [("nature", 36), ("impala", 12)])
+def test_images_through_other_convolutions(cnn: str, size: int) -> None:
+    env = {"id": "paceline/ImageSide-v0", "kwargs": {"size": size}}
+    options: dict[str, Any] = {"learning_rate": 1e-3, "rollout_steps": 16, "epochs": 4}
+    assert score(train("ppo", env, 14, envs=16, model={"cnn": cnn}, **options)) > 7.6
 
 
 def test_the_same_seed_gives_the_same_weights() -> None:

@@ -20,6 +20,7 @@ import pytest
 
 import paceline
 from paceline.api import Run
+from paceline.engine.stopping import DEADLINE_SECONDS
 from paceline.run import checkpoint
 from paceline.run.directory import RunDirectory
 from paceline.run.metrics import METRICS
@@ -365,7 +366,9 @@ def test_memory_runs_out(here: Path, cli: Callable[..., Any]) -> None:
     Path("hungry.py").write_text(HUNGRY)
     words = ["--preset", "none", "--set", "checkpoint.every_iterations=1", "--name", "x"]
     result = cli("train", "--env", "hungry.py:Env", *words)
-    _failed_clearly(result, "out of memory", "env.envs_per_worker", "--resume")
+    _failed_clearly(
+        result, "out of memory", "env.envs_per_worker", "ppo.minibatch_size", "--init-from runs/x", "--resume"
+    )
     assert checkpoint.load(checkpoint.find(Path("runs/x"), "last"))
 
 
@@ -413,7 +416,23 @@ def test_the_folder_is_removed_meanwhile(here: Path, start: Callable[..., Any]) 
 # -- when it is told to stop ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1], ids=["INT", "USR1"])
+def test_the_end_of_the_allocation(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_DEADLINE", f"{time.time() + DEADLINE_SECONDS + 0.7:.3f}")
+    run = train(stop={"max_time": "60s"})
+    assert run.outcome.status == "stopped" and run.outcome.exit_code == 99
+    assert run.summary["train_seconds"] < 5 and "the allocation ends in" in run.outcome.reason
+    assert paceline.load(run.path).counters["iteration"] == run.read_metrics()[-1]["iteration"] >= 1
+    done = train(stop={"iterations": 1}, name="enough")  # a budget that is reached is done, however late it is
+    assert done.outcome.exit_code == 0
+
+
+def test_a_bad_deadline_writes_nothing(here: Path, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_DEADLINE", "noon")
+    result = cli("train", "--env", "CartPole-v1", "--iterations", "1")
+    assert result.code == 2 and "PACELINE_DEADLINE=noon" in result.err and not Path("runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2], ids=["INT", "USR1", "USR2"])
 def test_signals(number: signal.Signals, here: Path, start: Callable[..., Any]) -> None:
     process = start("train", "--env", "paceline/FixedCost-v0", "--preset", "none", "--name", "x", "--max-time", "60")
     _wait_for(process, "Iteration 1 ")
@@ -479,6 +498,7 @@ def test_what_it_says(here: Path, cli: Callable[..., Any]) -> None:
     assert all(" / 3,000 | " in line for line in iterations)
     assert any(line.startswith("Evaluation at 2,") for line in lines)
     assert any(line.startswith("done: 3,") and "of 3,000 steps done" in line for line in lines)
+    assert any(re.fullmatch(r"used +\d\.\d GB of memory at most, \d\.\d cores on average", line) for line in lines)
     quiet = cli("train", "--total-steps", "500", "--name", "y", "--quiet")
     assert [line.split() for line in quiet.out.splitlines()] == [["run", "runs/y"]] * 2 and quiet.err == ""
 

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from typing import Any
 
 import pytest
 
-from paceline.config import StopConfig
-from paceline.engine.stopping import RETRY_SHARE, Counters, Stopping
+from paceline.config import StopConfig, UserError
+from paceline.engine.stopping import DEADLINE, DEADLINE_SECONDS, RETRY_SHARE, Counters, Deadline, Stopping
 
 
 def never(episodes: int) -> float:
@@ -136,3 +137,23 @@ def test_a_goal_of_zero_or_below_is_honoured() -> None:
         stopping = Stopping(StopConfig(return_mean=goal, return_window=2, confirm_episodes=0))
         assert reason(stopping, returns=[goal - 1, goal - 1]) is None
         assert reason(stopping, returns=[goal, goal])
+
+
+# -- the end of the allocation --------------------------------------------------------------------------------------
+
+
+def test_a_deadline_leaves_room_for_an_iteration_a_save_and_taking_down() -> None:
+    def near(left: float, iteration: float = 0.0, save: float = 0.0) -> str | None:
+        return Deadline({DEADLINE: str(time.time() + left)}).reason(iteration, save)
+
+    assert near(DEADLINE_SECONDS + 5) is None and near(DEADLINE_SECONDS - 1)
+    assert near(DEADLINE_SECONDS + 25, iteration=10.0) is None and near(DEADLINE_SECONDS + 15, iteration=10.0)
+    assert near(DEADLINE_SECONDS + 25, save=10.0) is None and near(DEADLINE_SECONDS + 15, save=10.0)
+    said = near(-100.0)
+    assert said is not None and "ends in 0 s" in said
+
+
+def test_without_a_deadline_there_is_none() -> None:
+    assert Deadline({}).reason(1e6, 1e6) is None and Deadline({DEADLINE: ""}).reason(0.0, 0.0) is None
+    with pytest.raises(UserError, match="tomorrow"):
+        Deadline({DEADLINE: "tomorrow"})

@@ -8,6 +8,7 @@ from paceline.algo.base import Floats, Metrics, OnPolicy, Rows
 from paceline.algo.optimizers import OPTIMIZERS
 from paceline.config import A2CConfig
 from paceline.group import Group
+from paceline.model.fast import Loss
 from paceline.model.policy import Policy
 from paceline.rollout.batch import Batch
 
@@ -43,29 +44,34 @@ class A2C(OnPolicy):
 
         Each row weighs `group.size / count`, `count` being that of the rows of all members.
         """
-        hyper, head = self.hyper, self.policy.head
-        old_logp, _, advantage, target = rows.fields
+        metrics = dict.fromkeys(LOSSES, 0.0)
         if not len(rows):  # all environments reset at once; a group still waits for this member's share
             self.policy.gradient.zero_()
-            return dict.fromkeys(LOSSES, 0.0)
-        n = self.group.size / count
-        metrics: Metrics = {}
+            return metrics
+        for part in self.policy.passes(len(rows)):
+            some = rows.take(part)
+            self.policy.learn(some.obs, *self._losses(some, self.group.size / count, metrics), add=part.start > 0)
+        policy, value, entropy = metrics["policy_loss"], metrics["value_loss"], metrics["entropy"]
+        metrics["total_loss"] = policy + self.hyper.value_coef * value - self.hyper.entropy_coef * entropy
+        return metrics
+
+    def _losses(self, rows: Rows, n: float, metrics: Metrics) -> tuple[Loss, Loss]:
+        """Of policy and value, as gradients with respect to the outputs; they add to `metrics`. A row weighs `n`."""
+        hyper, head = self.hyper, self.policy.head
+        old_logp, _, advantage, target = rows.fields
 
         def policy_loss(out: Floats) -> Floats:
             log_prob, entropy = head.evaluate(out, rows.action)
-            metrics["policy_loss"] = -float(np.dot(log_prob, advantage)) * n
-            metrics["entropy"] = float(entropy.sum()) * n
             log_ratio = log_prob - old_logp
-            metrics["approx_kl"] = float((np.exp(log_ratio) - 1 - log_ratio).sum()) * n
+            metrics["policy_loss"] -= float(np.dot(log_prob, advantage)) * n
+            metrics["entropy"] += float(entropy.sum()) * n
+            metrics["approx_kl"] += float((np.exp(log_ratio) - 1 - log_ratio).sum()) * n
             return head.gradient(advantage * np.float32(-n), -hyper.entropy_coef * n)
 
         def value_loss(value: Floats) -> Floats:
             error = value - target
-            metrics["value_loss"] = float(np.dot(error, error)) * n
+            metrics["value_loss"] += float(np.dot(error, error)) * n
             d_value: Floats = error * np.float32(2 * hyper.value_coef * n)
             return d_value
 
-        self.policy.learn(rows.obs, policy_loss, value_loss)
-        policy, value, entropy = metrics["policy_loss"], metrics["value_loss"], metrics["entropy"]
-        metrics["total_loss"] = policy + hyper.value_coef * value - hyper.entropy_coef * entropy
-        return metrics
+        return policy_loss, value_loss

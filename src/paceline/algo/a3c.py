@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from paceline.algo.a2c import A2C, LOSSES
@@ -61,7 +62,7 @@ class A3C(A2C):
         metrics = self.gradients(rows, len(rows)) | forecast(rows.fields[1], rows.fields[3])
         arrays["metrics"] = np.asarray([metrics[name] for name in METRICS])
         arrays["rows"] = np.asarray([len(rows)])
-        arrays["gradient"] = self.policy.gradient.numpy().copy()
+        arrays["gradient"] = self.policy.gradient.cpu().numpy().copy()
         return arrays
 
     def apply_contribution(self, contribution: Contribution, worker: int, remaining: float) -> Metrics:
@@ -72,7 +73,7 @@ class A3C(A2C):
         if not contribution["rows"][0]:
             return metrics
         self.optimizer = self._optimizer_for(worker if self.hyper.statistics == "worker" else 0)
-        self.policy.gradient.numpy()[...] = contribution["gradient"]
+        self.policy.gradient.copy_(torch.from_numpy(np.array(contribution["gradient"])))  # Ray's cannot be written to
         metrics |= {"gradient_norm": self.apply(learning_rate), "epochs_done": 1}
         for kind, moments in self._moments().items():
             moments.merge(contribution[kind])

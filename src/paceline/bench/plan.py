@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ValidationError, model_validator
 
 from paceline.config import ALGORITHM_NAMES, Positive, RunConfig, Section, UserError
 from paceline.plugins import absolute
-from paceline.resolve import Loader, merge, parse_sets, put, resolve_tree, tidy, to_tree, validate
+from paceline.resolve import Loader, merge, parse_sets, put, resolve_tree, tidy, to_tree, validate, without_auto
 
 Range = tuple[float, float]
 EVERYTHING = "all"  # what an environment without level sets is evaluated on
@@ -156,7 +156,7 @@ class Cell:
     def difference(self, saved: Mapping[str, Any]) -> str | None:
         """What was asked for that the run with these settings does not have: `key=value, not …`; None if nothing."""
         before = to_tree(validate(saved))
-        after = to_tree(validate(merge(before, tidy(self.given))))
+        after = to_tree(validate(merge(before, tidy(without_auto(self.given)))))
         after["preset"] = self.config.preset
         for key, value in _leaves(after):
             if key.partition(".")[0] not in MOVABLE:

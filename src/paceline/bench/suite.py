@@ -31,7 +31,7 @@ FAILED, STOPPED = 1, 99
 POLL_SECONDS = 0.2
 LINE_SECONDS = 30.0  # between two lines of progress in a log
 PATIENCE_SECONDS = 600.0  # for the iteration that is under way when a signal comes
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 
 

@@ -29,8 +29,10 @@ def make_engine(config: RunConfig, *, resumes: int = 0) -> Engine:
     """Ray is imported only where it is needed."""
     from paceline.algo import ALGORITHMS
     from paceline.config import UserError
+    from paceline.engine.stopping import Deadline
     from paceline.env import catalog
 
+    Deadline(os.environ)  # a bad one is told before anything is written
     if choose(config) == "local":
         from paceline.engine.local import LocalEngine
 

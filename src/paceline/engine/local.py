@@ -32,8 +32,7 @@ class LocalEngine(Engine):
         slots = config.env.envs_per_worker * config.hyper.rollout_steps
         self._rollouts = math.ceil(config.impala.batch_size / slots) if config.algo == "impala" else 1
         self.parameters = self.policy.parameters.numel()
-        if self.replica.device == "cuda":
-            self.device = torch.cuda.get_device_name()
+        self.device = self.replica.device_name
         self._ahead: Batch | None = None  # collected while the last one was learned from
         for name in ("overlap", "compile") if self.replica.device == "cpu" else ():
             if getattr(config.engine, name):

@@ -7,6 +7,7 @@ entered an update; an *incarnation* is one process that worked on the run (a res
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from contextlib import suppress
@@ -20,7 +21,7 @@ from paceline.config import RunConfig
 from paceline.engine.base import Engine, Iteration, TrainingError
 from paceline.engine.clock import Clock
 from paceline.engine.signals import STOPPED_EARLY, StopSignals
-from paceline.engine.stopping import Counters, Stopping
+from paceline.engine.stopping import Counters, Deadline, Stopping
 from paceline.resolve import to_tree
 from paceline.rollout.batch import Episode
 from paceline.run import checkpoint
@@ -59,6 +60,7 @@ class Loop:
         self.config, self.engine, self.run_directory, self.console = config, engine, run, console
         self.counters = Counters()
         self.stopping = Stopping(config.stop)
+        self.deadline = Deadline(os.environ)
         self.clock = Clock(began)
         self.resumes = 0
         self.recent: deque[Episode] = deque(maxlen=max(WINDOW, config.stop.return_window))
@@ -71,7 +73,7 @@ class Loop:
         self._cpu_seconds_before = 0.0
         self._cpu_now = 0.0
         self._sample_at = -math.inf
-        self._saved_at = 0.0
+        self._saved_at = self._save_seconds = 0.0
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -97,13 +99,16 @@ class Loop:
             self._save()  # from here on the run can be resumed
         status, reason = "done", self._reason(writer)
         while reason is None:
-            steps_before = self.counters.env_steps
+            steps_before, began = self.counters.env_steps, time.perf_counter()
             self._iterate(writer)
             if self._due_evaluation(steps_before):
                 self._evaluate(writer, self.config.eval.episodes, stochastic=self.config.eval.stochastic)
             reason = self._reason(writer)
             if reason is None and signals.received:
                 status, reason = "stopped", f"{signals.received} received"
+            if reason is None:
+                near = self.deadline.reason(time.perf_counter() - began, self._save_seconds)
+                status, reason = ("stopped", near) if near is not None else (status, None)
             if reason is None and self._due_save():
                 self._save()
         self._sample(force=True)
@@ -119,10 +124,13 @@ class Loop:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
+            keys = ["env.envs_per_worker", f"{self.config.algo}.rollout_steps"]
+            keys += {"ppo": ["ppo.minibatch_size"], "impala": ["impala.batch_size"]}.get(self.config.algo, [])
             raise TrainingError(
-                f"out of memory at iteration {self.counters.iteration + 1}: lower env.envs_per_worker, "
-                f"{self.config.algo}.rollout_steps or the size of a minibatch; the last checkpoint is whole, and "
-                f"--resume continues from it ({' '.join(str(error).split())[:160]})"
+                f"out of memory at iteration {self.counters.iteration + 1}: lower {', '.join(keys[:-1])} or "
+                f"{keys[-1]}. The last checkpoint is whole: start from its weights with --init-from "
+                f"{self.run_directory.path}, or --resume it as it is where there is more memory "
+                f"({' '.join(str(error).split())[:160]})"
             ) from error
         self.counters.iteration += 1
         self.counters.env_steps += done.env_steps
@@ -225,6 +233,7 @@ class Loop:
         return config.every_seconds > 0 and time.perf_counter() - self._saved_at >= config.every_seconds
 
     def _save(self, status: str = "running", *, best: bool = False) -> None:
+        began = time.perf_counter()
         with self.clock.measure("save"):
             arrays, tree = pack({"engine": self.engine.state(), "loop": self._state()})
             tree["config"] = to_tree(self.config)
@@ -232,6 +241,7 @@ class Loop:
             checkpoint.save(self.run_directory, self.counters.env_steps, arrays, tree, keep=keep, best=best)
             self._saved_at = time.perf_counter()
         self.run_directory.write_summary(self.summary(status))
+        self._save_seconds = time.perf_counter() - began
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -296,6 +306,8 @@ class Loop:
             cpu_share=self._cpu_seconds() / training / engine.cores,
             cores=engine.cores,
             straggling=engine.straggling_seconds / training,
+            device=engine.device,
+            overlap=self.config.engine.overlap,
         )
 
     def summary(self, status: str) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Facts:
     capacity_bytes: int
     spaces: dict[str, Any]
     lines: list[str]
+    device: str = "cpu"  # where it learns, or the name of a GPU
     problem: str | None = None  # the user can mend it
     address: str = ""  # filled in by the driver
 

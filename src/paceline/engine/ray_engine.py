@@ -57,10 +57,16 @@ class RayEngine(Engine):
             facts = self.crews[0].members[0].facts
             assert facts is not None
             self.facts, self.threads, self.parameters = facts, facts.threads, facts.parameters
+            self.device = self._last_device()
             self._check_versions()
         except BaseException:
             self.close()
             raise
+
+    def _last_device(self) -> str:
+        """Learners come last, and only they use a GPU."""
+        facts = self._everyone()[-1].facts
+        return facts.device if facts is not None else "cpu"
 
     def learners(self) -> int:
         """Processes beside the workers."""

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGUSR1 ask a run to save and stop; a second one ends it at once."""
+"""SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 (OAR's) ask a run to save and stop; a second one ends it at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 STOPPED_EARLY = 99
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StopSignals:

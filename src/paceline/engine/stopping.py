@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.config import StopConfig
+from paceline.config import StopConfig, UserError
 
 RETRY_SHARE = 0.02  # after a failed confirmation wait for so many more iterations
+DEADLINE = "PACELINE_DEADLINE"
+DEADLINE_SECONDS = 20.0  # between the last save and the end of the allocation, for all that has to be taken down
 
 
 @dataclass
@@ -71,3 +75,21 @@ class Stopping:
             return f"{text}, {confirmed:.1f} in {config.confirm_episodes} evaluation episodes"
         self.retry_at = counters.iteration + max(1, round(RETRY_SHARE * counters.iteration))
         return None
+
+
+class Deadline:
+    """The end of the allocation, as the launcher or a job's script tells it: by then the run has to be saved."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        said = environ.get(DEADLINE, "")
+        try:
+            self.at = float(said) if said else math.inf
+        except ValueError:
+            raise UserError(f"{DEADLINE}={said}: seconds since the epoch, as `date +%s` prints them") from None
+
+    def reason(self, iteration_seconds: float, save_seconds: float) -> str | None:
+        """Why to stop now, or None: another iteration and a save, each twice as slow as the last, still fit."""
+        left = self.at - time.time()
+        if left > 2 * iteration_seconds + 2 * save_seconds + DEADLINE_SECONDS:
+            return None
+        return f"the allocation ends in {max(0.0, left):.0f} s"

@@ -84,6 +84,7 @@ class Worker:
             capacity_bytes=max(4 * parameters, 8 * moments, 4096),
             spaces=replica.spaces if replica is not None else {},
             lines=replica.describe() if replica is not None else [],
+            device=replica.device_name if replica is not None else "cpu",
             problem=problem,
         )
 

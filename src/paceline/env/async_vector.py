@@ -196,7 +196,7 @@ def _serve(
     """A process of environments. It ends when the pipe closes, so with its parent, however that ends."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # The parent answers signals: it saves the run, then closes the pipe.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     vector: SyncVector | None = None
     try:

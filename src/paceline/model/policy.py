@@ -129,11 +129,22 @@ class Policy:
         self._learn_in_torch(x, lambda out, value: (policy_loss(out), value_loss(value)), add=add)
 
     def learn_jointly(self, x: Array, loss: JointLoss) -> None:
-        """The same for a loss whose gradient with respect to either depends on both."""
+        """The same for a loss whose gradient for one output of one row depends on all outputs of all rows."""
         if self.fast is not None:
             self.fast.learn_jointly(x, loss)
-        else:
+            return
+        parts = self.passes(len(x))
+        if len(parts) == 1:
             self._learn_in_torch(x, loss)
+            return
+        # The loss wants all outputs before the first backward pass. To keep what that needs of all rows would take the
+        # memory that passes are to save: the outputs are computed twice, a third more work.
+        outputs = [self._infer(x[part]) for part in parts]
+        out, value = np.concatenate([o for o, _ in outputs], axis=1), np.concatenate([v for _, v in outputs])
+        d_out, d_value = loss(out, value)
+        self.gradient[self.action.dim :].zero_()  # before it is the head's, which the loss has written
+        for part in parts:
+            _backward(self.net(torch.from_numpy(x[part])), d_out[:, part], d_value[part])
 
     def _learn_in_torch(self, x: Array, loss: JointLoss, *, add: bool = False) -> None:
         of_head, of_net = self.gradient[: self.action.dim], self.gradient[self.action.dim :]
@@ -144,9 +155,7 @@ class Policy:
             of_head += before
         else:
             of_net.zero_()
-        torch.autograd.backward(
-            [out, value], [torch.from_numpy(np.ascontiguousarray(d_out.T)), torch.from_numpy(d_value)]
-        )
+        _backward((out, value), d_out, d_value)
 
     def _infer(self, x: Array) -> tuple[Floats, Floats]:
         if self.fast is not None:
@@ -184,6 +193,12 @@ class Policy:
         if self.moments is not None:
             self.moments.load({n: arrays[f"normalizer.{n}"] for n in ("mean", "var", "count")})
             self.normalizer_changed()
+
+
+def _backward(outputs: tuple[Tensor, Tensor], d_out: Floats, d_value: Floats) -> None:
+    """Add to the gradients what `d_out [K, B]` and `d_value [B]` come to."""
+    gradients = [torch.from_numpy(np.ascontiguousarray(d)) for d in (d_out.T, d_value)]
+    torch.autograd.backward(outputs, gradients)
 
 
 def _make_net(
