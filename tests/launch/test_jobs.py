@@ -73,6 +73,7 @@ def test_dry_run_writes_nothing(home: Path, cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--on", "slurm", "--walltime", "240", "--", "x"], "--walltime 240: minutes to SLURM"),
         (["--", "true"], "submit needs --on"),
         (["--on", "lsf", "--", "true"], "--on lsf: there are slurm, oar, pbs, cobalt"),
         (["--on", "slurm"], "submit needs a command"),

@@ -89,6 +89,8 @@ def _run(options: argparse.Namespace) -> int:
     scheduler = _scheduler(on)
     given = {name.removeprefix("job:"): value for name, value in vars(options).items() if name.startswith("job:")}
     given = {name: value for name, value in given.items() if value is not None}
+    if (wall := given.get("walltime", "")).isdecimal():
+        raise UserError(f"--walltime {wall}: minutes to SLURM, seconds to PBS; say {wall}m or {wall}s")
     job = checked(Job, {**profile.defaults, **given}, "--")
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if options.interactive:
