@@ -112,7 +112,7 @@ def test_jobs_from_a_laptop(lab: Lab) -> None:
     lab.look("dashboard")
     lab.paceline("cancel", "edited")
     wait_until(lambda: "exit code" in lab.said(second), "it ends", 40)
-    assert lab.left() == []
+    wait_until(lambda: lab.left() == [], "nothing is left", 10)
     states = dict(re.findall(r"^(lab-\w+) .*  (\S.*)$", lab.paceline("jobs").stdout, re.M))
     assert states[first] == "done" and states[second].startswith("cancelled"), states
 
