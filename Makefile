@@ -37,16 +37,16 @@ lint: setup  ## format, lint, types, layers
 test: setup lint  ## the tests, in a few minutes
 	$(BIN)/python -m pytest
 
-test-learning: setup  ## every published score, over several seeds; ten minutes
-	$(BIN)/python -m pytest -m learning tests/learning
+test-learning: setup  ## every published score, over several seeds, two at a time; ten minutes
+	$(BIN)/python -m pytest -n 2 -m learning tests/learning
 
 test-faults: setup  ## workers killed, stopped and broken while they train; ten minutes
 	$(BIN)/python -m pytest -m faults tests/engine
 
-test-cluster: setup  ## Ray over two hosts made on this machine, as root; a minute
+test-cluster: setup  ## SLURM, OAR, MPI and ssh on hosts made on this machine, as root; ten minutes
 	@[ "$$(id -u)" = 0 ] || { echo "make test-cluster makes hosts out of namespaces: run it as root"; exit 1; }
 	@command -v ip >/dev/null || { echo "make test-cluster needs ip: apt-get install iproute2"; exit 1; }
-	$(BIN)/python -m pytest -m cluster tests/cluster
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/cluster
 
 bench-setup:  ## make the peers' environment
 	sh benchmarks/peers.sh

@@ -97,7 +97,7 @@ def test_train_on_two_hosts(kind: str, batch: Callable[[str], Batch]) -> None:
 def test_the_job_submits_its_successor(kind: str, batch: Callable[[str], Batch]) -> None:
     queue = batch(kind)
     train = ["paceline", "train", "--env", "CartPole-v1", *SMALL, "--total-steps", "1000M", "--name", "long"]
-    number = queue.submit("--nodes", "1", "--walltime", "1m", "--save", "40s", "--", *train)
+    number = queue.submit("--nodes", "1", "--walltime", "1m", "--save", "30s", "--", *train)
     output = next((queue.home / "data/paceline/jobs").iterdir()) / "output.log"
     wait_until(lambda: output.exists() and ", start 2, on" in output.read_text(), "it starts again", 90)
     shown = queue.said("paceline", "status", number)

@@ -33,6 +33,7 @@ print(json.dumps({"seen": seen, "address": os.environ["RAY_ADDRESS"], "host": so
 sys.exit(5)
 """
 WAIT = "import pathlib, sys, time\npathlib.Path(sys.argv[1]).touch()\ntime.sleep(float(sys.argv[2]))\n"
+SHOWN = ("-x", "PACELINE_RENDEZVOUS", "-x", "PATH")  # to the processes of Open MPI on other hosts
 OURS = ("raylet", "gcs_server", "ray::", "paceline.launch", "wait.py")
 
 
@@ -175,18 +176,28 @@ def test_hosts_that_a_scheduler_reaches(scheduler: str, hosts: Hosts, place: Pat
     assert left(hosts) == []
 
 
-def mpirun(hosts: Hosts, folder: Path, *words: str) -> list[str]:
+def mpich(folder: Path, env: dict[str, str], *words: str) -> list[str]:
+    options = ["-launcher", "ssh", "-launcher-exec", f"{folder}/ssh", "-iface", "eth0"]
+    shown = [word for name, value in env.items() for word in ("-genv", name, value)]
+    return ["mpiexec.mpich", *options, *shown, *words]
+
+
+def mpirun(folder: Path, *words: str) -> list[str]:
     options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     agent = ["--mca", "plm_rsh_agent", f"{folder}/ssh", "--mca", "btl_tcp_if_include", "eth0"]
     agent += ["--mca", "oob_tcp_if_include", "eth0"]
     return ["mpirun", *options, *agent, *words]
 
 
-def test_mpirun_over_two_hosts(hosts: Hosts, place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["openmpi", "mpich"])
+def test_mpirun_over_two_hosts(kind: str, hosts: Hosts, place: Path, tmp_path: Path) -> None:
     """Four processes, two on a host: one Ray node a host."""
     env = start_sshd(hosts, tmp_path / "ssh") | {"PACELINE_RENDEZVOUS": str(tmp_path / "meet")}
-    words = ["-np", "4", "--host", "node0:2,node1:2", "-x", "PACELINE_RENDEZVOUS", "-x", "PATH"]
-    argv = mpirun(hosts, tmp_path / "ssh", *words, PACELINE, "launch", "--log", str(place / "log"), "--")
+    if kind == "mpich":
+        start = mpich(tmp_path / "ssh", env, "-np", "4", "-hosts", "node0:2,node1:2")
+    else:
+        start = mpirun(tmp_path / "ssh", "-np", "4", "--host", "node0:2,node1:2", *SHOWN)
+    argv = [*start, PACELINE, "launch", "--log", str(place / "log"), "--"]
     (tmp_path / "show.py").write_text(SHOW)
     done = hosts.run(0, [*argv, sys.executable, "show.py"], env=env, cwd=str(tmp_path), seconds=90)
     assert done.returncode == 5, done.stdout + done.stderr
@@ -198,8 +209,8 @@ def test_mpirun_over_two_hosts(hosts: Hosts, place: Path, tmp_path: Path) -> Non
 
 def test_a_killed_first_process_of_mpirun(hosts: Hosts, place: Path, tmp_path: Path) -> None:
     env = start_sshd(hosts, tmp_path / "ssh") | {"PACELINE_RENDEZVOUS": str(tmp_path / "meet")}
-    words = ["-np", "2", "--host", "node0,node1", "-x", "PACELINE_RENDEZVOUS", "-x", "PATH"]
-    argv = mpirun(hosts, tmp_path / "ssh", *words, PACELINE, "launch", "--log", str(place / "log"), "--")
+    words = ["-np", "2", "--host", "node0,node1", *SHOWN]
+    argv = mpirun(tmp_path / "ssh", *words, PACELINE, "launch", "--log", str(place / "log"), "--")
     (tmp_path / "wait.py").write_text(WAIT)
     process = hosts.start(0, [*argv, sys.executable, "wait.py", "began", "60"], env=env, cwd=str(tmp_path))
     wait_until(lambda: (tmp_path / "began").exists(), "the command runs")

@@ -147,3 +147,27 @@ def test_an_environment_is_built_once_and_what_is_wrong_is_said(lab: Lab, tmp_pa
     (lab.project / "lab.yaml").write_text((lab.project / "lab.yaml").read_text() + "interface: eth7\n")
     wrong = lab.paceline("cluster", "up", "lab.yaml", code=1).stderr
     assert "eth7" in wrong, wrong
+
+
+def test_one_folder_for_all_and_a_container(tmp_path: Path) -> None:
+    """The folder is the same on both machines; every command runs behind the words of a container (a namespace with a
+    variable of its own)."""
+    with Hosts(3, shared=[tmp_path]) as hosts:
+        env = start_sshd(hosts, tmp_path / "ssh", only=[0, 1]) | {"XDG_DATA_HOME": str(tmp_path / "data")}
+        project = tmp_path / "project"
+        project.mkdir()
+        (project / "my_env.py").write_text(f"import os\nassert os.environ['INSIDE'] == '{tmp_path}/work'\n{ENV}")
+        lines = f"workdir: {tmp_path}/work\npython: {sys.executable}\nshared_filesystem: true\n"
+        (project / "lab.yaml").write_text(
+            f"hosts: [node0 cpus=1, node1 cpus=1]\n{lines}container: unshare --uts env INSIDE={{workdir}}\n"
+        )
+        lab = Lab(hosts, env, project)
+        lab.paceline("cluster", "up", "lab.yaml")
+        done = lab.paceline("submit", "--on", "cluster:lab", "--", *TRAIN, "--iterations", "2", "--name", "one")
+        assert re.search(r"^sending .* to node0$", done.stdout, re.M), done.stdout
+        job = re.findall(r"^job +(\S+)", done.stdout, re.M)[0]
+        said = lab.paceline("logs", job, "-f").stdout
+        assert "paceline: exit code 0" in said, said
+        lab.paceline("fetch", job, "here")
+        assert json.loads((project / "here/one/summary.json").read_text())["nodes"] == 2
+        wait_until(lambda: lab.left() == [], "nothing is left", 10)
