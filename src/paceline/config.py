@@ -13,8 +13,12 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-AlgorithmName = Literal["ppo", "a2c", "a3c", "impala"]
-ALGORITHM_NAMES: tuple[str, ...] = get_args(AlgorithmName)
+AlgorithmName = Literal["ppo", "a2c", "a3c", "impala", "sac"]
+RLLIB_ALGORITHMS = ("ppo", "impala", "sac")
+RLLIB_ONLY = ("sac",)
+"""Not of ours: `--engine rllib` runs them."""
+SECTIONS: tuple[str, ...] = get_args(AlgorithmName)
+ALGORITHM_NAMES: tuple[str, ...] = tuple(name for name in SECTIONS if name not in RLLIB_ONLY)
 DEFAULT_TOTAL_STEPS = 1_000_000
 
 _TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -265,6 +269,25 @@ class ImpalaConfig(ActorCriticConfig):
     """How many earlier batches are kept for that."""
 
 
+class SACConfig(Section):
+    """Soft actor-critic, by RLlib."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    """Step size of Adam, for actor, critics and temperature."""
+    gamma: Fraction = 0.99
+    """Discount per step."""
+    batch_size: Positive = 256
+    """Rows of one update."""
+    buffer_size: Positive = 1_000_000
+    """Steps that are kept for learning."""
+    learning_starts: Annotated[Count, Field(ge=0)] = 1500
+    """Steps before the first update."""
+    tau: Annotated[float, Field(gt=0, le=1)] = 0.005
+    """How far the target networks follow at each update; 1 copies."""
+    n_step: Positive = 1
+    """Rewards that are summed before bootstrapping."""
+
+
 class StopConfig(Section):
     """Whichever comes first. With none given: a million steps, or what the preset says."""
 
@@ -322,14 +345,14 @@ class CheckpointConfig(Section):
 
 
 class EngineConfig(Section):
-    name: Literal["auto", "local", "ray"] = "auto"
-    """Where it runs: `local` is one process, `ray` has workers anywhere; `auto` is `ray` for several workers or where
-    RAY_ADDRESS names a cluster."""
+    name: Literal["auto", "local", "ray", "rllib"] = "auto"
+    """Where it runs: `local` is one process, `ray` has workers anywhere, `rllib` is the same job by Ray RLlib; `auto`
+    is `ray` for several workers or where RAY_ADDRESS names a cluster."""
     workers: OrAuto = 0
-    """PPO, A2C: processes that collect and learn. A3C, IMPALA: actors beside the learner. 0 (or `auto`): one for
-    `local`, one per core that is ours for `ray`."""
+    """PPO, A2C: processes that collect and learn. A3C, IMPALA, and all of `rllib`: actors beside the learner. 0 (or
+    `auto`): one for `local`, one per core that is ours for `ray` and `rllib`."""
     learners: Positive = 1
-    """IMPALA on `ray`: processes that share each batch and average their gradients."""
+    """IMPALA on `ray`, and all of `rllib`: processes that share each batch and average their gradients."""
     threads: Annotated[Count, Field(ge=0)] = 0
     """Most threads for the arithmetic of one process; 0 means its share of the cores. An MLP uses two at most."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -355,6 +378,8 @@ class EngineConfig(Section):
     """The longest that the workers may take to be ready."""
     max_restarts: Annotated[Count, Field(ge=0)] = 100
     """Workers replaced in one run before it gives up."""
+    rllib: dict[str, Any] = {}
+    """For `rllib` alone, and its last word: attributes of RLlib's AlgorithmConfig, such as `{use_kl_loss: false}`."""
 
 
 class RunConfig(Section):
@@ -374,6 +399,7 @@ class RunConfig(Section):
     a2c: A2CConfig = A2CConfig()
     a3c: A3CConfig = A3CConfig()
     impala: ImpalaConfig = ImpalaConfig()
+    sac: SACConfig = SACConfig()
     stop: StopConfig = StopConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -388,6 +414,13 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _combinations(self) -> RunConfig:
         engine = self.engine
+        rllib = engine.name == "rllib"
+        if self.algo in RLLIB_ONLY and not rllib:
+            raise ValueError(f"algo={self.algo} is RLlib's: add --engine rllib")
+        if self.algo not in RLLIB_ALGORITHMS and rllib:
+            raise ValueError(
+                f"algo={self.algo} is not one of RLlib's, {', '.join(RLLIB_ALGORITHMS)}: leave --engine out"
+            )
         if engine.name == "local" and engine.workers > 1:
             raise ValueError(
                 f"engine.workers={engine.workers}: the local engine is one process; leave engine.name to `auto`, or "
@@ -398,17 +431,17 @@ class RunConfig(Section):
         if engine.overlap and self.algo != "ppo":
             raise ValueError(f"engine.overlap=true is for ppo; {self.algo} on `ray` overlaps by itself")
         synchronous = self.algo in ("ppo", "a2c")
-        if synchronous and engine.device == "cuda" and (engine.name == "ray" or engine.workers > 1):
+        if synchronous and not rllib and engine.device == "cuda" and (engine.name == "ray" or engine.workers > 1):
             raise ValueError(
                 f"engine.device=cuda: the workers of {self.algo} on Ray learn on the CPU; use one GPU with --engine "
                 "local, or impala, whose learner takes it"
             )
-        if synchronous and engine.scaling == "strong" and engine.workers > self.env.envs_per_worker > 0:
+        if synchronous and not rllib and engine.scaling == "strong" and engine.workers > self.env.envs_per_worker > 0:
             raise ValueError(
                 f"engine.workers={engine.workers} cannot share env.envs_per_worker={self.env.envs_per_worker} "
                 "environments: raise that, or give each worker as many with engine.scaling=weak"
             )
-        if engine.learners > 1 and self.algo != "impala":
+        if engine.learners > 1 and self.algo != "impala" and not rllib:
             raise ValueError(f"engine.learners={engine.learners} is for impala; with {self.algo} set engine.workers")
         for name in ("scaling", "straggler_share") if not synchronous else ():
             if getattr(engine, name) != EngineConfig.model_fields[name].default:

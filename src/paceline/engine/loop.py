@@ -188,9 +188,10 @@ class Loop:
         return row
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
-        if not math.isfinite(metrics["total_loss"]) or not math.isfinite(metrics["gradient_norm"]):
+        loss, gradient = (metrics.get(name, 0.0) for name in ("total_loss", "gradient_norm"))  # no update, no loss
+        if not math.isfinite(loss) or not math.isfinite(gradient):
             raise TrainingError(
-                f"the loss is {metrics['total_loss']} and the gradient {metrics['gradient_norm']} at iteration "
+                f"the loss is {loss} and the gradient {gradient} at iteration "
                 f"{self.counters.iteration}: lower the learning rate, turn on env.normalize_observation and "
                 f"env.normalize_reward, or run `paceline envs check {self.config.env.id}`; the last checkpoint is whole"
             )

@@ -65,6 +65,8 @@ def fit(config: RunConfig, *, may_lower: bool, here: Machine | None = None) -> t
     """
     here = here or Machine(machine.cores(), machine.memory_limit_bytes())
     auto = config.env.envs_per_worker == 0 or (config.algo == "ppo" and config.ppo.minibatch_size == 0)
+    if choose(config) == "rllib":
+        return with_defaults(config) if auto else config, []
     known = procgen.game_of(config.env.id) is not None or atari.is_atari(config.env.id)
     if not auto and not known:
         return config, []
