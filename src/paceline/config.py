@@ -379,7 +379,8 @@ class EngineConfig(Section):
     max_restarts: Annotated[Count, Field(ge=0)] = 100
     """Workers replaced in one run before it gives up."""
     rllib: dict[str, Any] = {}
-    """For `rllib` alone, and its last word: attributes of RLlib's AlgorithmConfig, such as `{use_kl_loss: false}`."""
+    """Read by `rllib` alone, and its last word: arguments of RLlib's `training`, `env_runners`, `learners` and other
+    methods, such as `{use_kl_loss: false}`."""
 
 
 class RunConfig(Section):

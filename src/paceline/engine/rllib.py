@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from paceline import machine
 from paceline.config import RunConfig, UserError
@@ -76,7 +77,9 @@ class RllibEngine(Engine):
         engine = config.engine
         env = make_scalar(config.env)  # what is wrong with it shows before Ray is started
         try:
-            as_rllib_takes_it(env)
+            space = as_rllib_takes_it(env).action_space
+            if config.algo == "sac" and not isinstance(space, spaces.Box | spaces.Discrete):
+                raise UserError(f"RLlib's SAC takes Box and Discrete actions, the env has {env.action_space}")
             self._squash = config.algo == "sac" and ActionCodec(env.action_space).is_continuous
             observation = ObservationCodec(env.observation_space)
             action = ActionCodec(env.action_space, squash=self._squash)
