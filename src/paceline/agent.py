@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.config import RunConfig, UserError
 from paceline.env.make import make_scalar
-from paceline.model.policy import Policy
+from paceline.model.q import make_policy
 from paceline.resolve import validate
 from paceline.run import checkpoint
 from paceline.run.tree import unpack
@@ -31,9 +31,7 @@ class Agent:
         except (KeyError, TypeError) as error:
             raise UserError(f"checkpoint {path} is not one of a paceline run: {error} is missing in it") from None
         self.path, self.state = path, state
-        self.policy = Policy(
-            observation, action, self.config.model, normalize_observation=self.config.env.normalize_observation
-        )
+        self.policy = make_policy(self.config, observation, action)
         self.policy.load(weights)
         self._rng = np.random.default_rng(seed)
 
