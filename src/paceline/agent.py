@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.config import RunConfig, UserError
 from paceline.env.make import make_scalar
-from paceline.model.policy import Policy
+from paceline.model.q import make_policy
 from paceline.resolve import validate
 from paceline.run import checkpoint
 from paceline.run.tree import unpack
@@ -36,9 +36,7 @@ class Agent:
         self.path, self.state = path, state
         self.has_noise = not state["engine"].get("without_noise", False)
         """Whether it can sample. Of RLlib's SAC only the most likely actions are known here."""
-        self.policy = Policy(
-            observation, action, self.config.model, normalize_observation=self.config.env.normalize_observation
-        )
+        self.policy = make_policy(self.config, observation, action)
         self.policy.load(weights)
         self._rng = np.random.default_rng(seed)
 

@@ -185,6 +185,7 @@ def _train(
     console = make_console(quiet, total_steps=config.stop.total_steps)
     try:
         engine.log_to(directory.logs_path)
+        engine.keep_in(directory.path / "replay")
         loop = Loop(config, engine, directory, console, began)
         if state is not None:
             exact = loop.restore(state)

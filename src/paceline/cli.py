@@ -14,7 +14,7 @@ FAILED, BAD_INPUT = 1, 2
 
 # Flag → key of the config. Everything else is set by --set KEY=VALUE or in a file.
 TRAIN_FLAGS: dict[str, tuple[str, str]] = {
-    "--algo": ("algo", "ppo, a2c, a3c, impala; with --engine rllib: ppo, impala, sac"),
+    "--algo": ("algo", "ppo, a2c, a3c, impala, dqn; with --engine rllib: ppo, impala, dqn, sac"),
     "--env": ("env.id", "Gymnasium id, package.module:EnvId or path/to/file.py:ClassName"),
     "--total-steps": ("stop.total_steps", "stop after this many environment steps (100000, 100k, 1M)"),
     "--iterations": ("stop.iterations", "stop after this many iterations"),

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-AlgorithmName = Literal["ppo", "a2c", "a3c", "impala", "sac"]
-RLLIB_ALGORITHMS = ("ppo", "impala", "sac")
+AlgorithmName = Literal["ppo", "a2c", "a3c", "impala", "dqn", "sac"]
+RLLIB_ALGORITHMS = ("ppo", "impala", "dqn", "sac")
 RLLIB_ONLY = ("sac",)
 """Not of ours: `--engine rllib` runs them."""
 SECTIONS: tuple[str, ...] = get_args(AlgorithmName)
@@ -174,7 +174,7 @@ class ModelConfig(Section):
         return self
 
 
-class ActorCriticConfig(Section):
+class AlgorithmConfig(Section):
     """What all algorithms here have in common."""
 
     rollout_steps: Positive
@@ -185,14 +185,17 @@ class ActorCriticConfig(Section):
     """`linear` takes it to zero over the budget."""
     gamma: Fraction = 0.99
     """Discount per step."""
+    max_grad_norm: Annotated[float, Field(ge=0)] = 0.5
+    """Longest gradient; longer ones are scaled down. 0 turns it off."""
+
+
+class ActorCriticConfig(AlgorithmConfig):
     normalize_advantage: bool
     """Shift and scale the advantages of a rollout to mean 0, deviation 1."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the entropy bonus."""
     value_coef: Annotated[float, Field(ge=0)] = 0.5
     """Weight of the squared error of the value."""
-    max_grad_norm: Annotated[float, Field(ge=0)] = 0.5
-    """Longest gradient; longer ones are scaled down. 0 turns it off."""
 
 
 class OnPolicyConfig(ActorCriticConfig):
@@ -267,6 +270,58 @@ class ImpalaConfig(ActorCriticConfig):
     """Updates on earlier batches for each one on new data."""
     replay_batches: Positive = 16
     """How many earlier batches are kept for that."""
+
+
+class DQNConfig(AlgorithmConfig):
+    rollout_steps: Positive = 4
+    """Steps of each environment between two rounds of learning; on `ray`, in one rollout that an actor sends."""
+    rounds: Positive = 32
+    """Rounds of collecting and learning in one iteration, that is for one row of metrics. On `ray` each rollout is
+    one."""
+    gradient_steps: Positive = 1
+    """Optimizer steps of one round."""
+    batch_size: Positive = 64
+    """Rows of one optimizer step."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    """Step size of Adam."""
+    max_grad_norm: Annotated[float, Field(ge=0)] = 10.0
+    """Longest gradient; longer ones are scaled down. 0 turns it off."""
+    huber: Annotated[float, Field(gt=0)] = 1.0
+    """Errors beyond this count in proportion to their size, smaller ones to its square."""
+    replay_size: Positive = 100_000
+    """Steps of all environments together that are kept to learn from."""
+    replay: Literal["ram", "disk"] = "ram"
+    """Where: in memory, or the observations in a file of the run, mapped into memory (for images)."""
+    learning_starts: Annotated[Count, Field(ge=0)] = 1000
+    """Steps to collect first; their actions are random with `exploration=epsilon`."""
+    double: bool = True
+    """Choose the action of the target by the network that learns, so that its errors do not choose themselves."""
+    dueling: bool = False
+    """Two outputs: the value of a state, and what each action is better than the others."""
+    n_step: Positive = 1
+    """Rewards summed before the target bootstraps."""
+    prioritized: bool = False
+    """Draw rows by the size of their last error instead of all alike."""
+    priority_alpha: Fraction = 0.6
+    """Power of that error; 0 is all alike."""
+    priority_beta: Fraction = 0.4
+    """How much of the difference importance weights make up for at first; 1 at the end of the budget."""
+    exploration: Literal["epsilon", "noisy"] = "epsilon"
+    """A random action now and then, or noise on the weights whose size is learned."""
+    epsilon_start: Fraction = 1.0
+    """Share of random actions at first."""
+    epsilon_end: Fraction = 0.05
+    """Share of random actions after `epsilon_fraction` of the budget."""
+    epsilon_fraction: Fraction = 0.1
+    """Part of the budget in which the share falls."""
+    epsilon_power: Annotated[float, Field(gt=0)] = 7.0
+    """On `ray`: actor i of N explores with epsilon to the power 1 + i / (N - 1) x this, as in Ape-X."""
+    noisy_deviation: Annotated[float, Field(gt=0)] = 0.5
+    """First deviation of the weights with `exploration=noisy`, times the root of a layer's inputs."""
+    target_update_every: Positive = 500
+    """Optimizer steps between updates of the target network."""
+    target_tau: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """How far it goes to the network that learns: 1 copies it, 0.005 with `target_update_every=1` follows slowly."""
 
 
 class SACConfig(Section):
@@ -349,8 +404,8 @@ class EngineConfig(Section):
     """Where it runs: `local` is one process, `ray` has workers anywhere, `rllib` is the same job by Ray RLlib; `auto`
     is `ray` for several workers or where RAY_ADDRESS names a cluster."""
     workers: OrAuto = 0
-    """PPO, A2C: processes that collect and learn. A3C, IMPALA, and all of `rllib`: actors beside the learner. 0 (or
-    `auto`): one for `local`, one per core that is ours for `ray` and `rllib`."""
+    """PPO, A2C: processes that collect and learn. A3C, IMPALA, DQN, and all of `rllib`: actors beside the learner. 0
+    (or `auto`): one for `local`, one per core that is ours for `ray` and `rllib`."""
     learners: Positive = 1
     """IMPALA on `ray`, and all of `rllib`: processes that share each batch and average their gradients."""
     threads: Annotated[Count, Field(ge=0)] = 0
@@ -400,6 +455,7 @@ class RunConfig(Section):
     a2c: A2CConfig = A2CConfig()
     a3c: A3CConfig = A3CConfig()
     impala: ImpalaConfig = ImpalaConfig()
+    dqn: DQNConfig = DQNConfig()
     sac: SACConfig = SACConfig()
     stop: StopConfig = StopConfig()
     eval: EvalConfig = EvalConfig()
@@ -407,9 +463,9 @@ class RunConfig(Section):
     engine: EngineConfig = EngineConfig()
 
     @property
-    def hyper(self) -> ActorCriticConfig:
+    def hyper(self) -> AlgorithmConfig:
         """The section of the chosen algorithm."""
-        section: ActorCriticConfig = getattr(self, self.algo)
+        section: AlgorithmConfig = getattr(self, self.algo)
         return section
 
     @model_validator(mode="after")
@@ -442,6 +498,14 @@ class RunConfig(Section):
                 f"engine.workers={engine.workers} cannot share env.envs_per_worker={self.env.envs_per_worker} "
                 "environments: raise that, or give each worker as many with engine.scaling=weak"
             )
+        least = self.env.envs_per_worker * (self.dqn.rollout_steps + 2)
+        if self.algo == "dqn" and not rllib and self.dqn.replay_size < least:
+            raise ValueError(
+                f"dqn.replay_size={self.dqn.replay_size} is too small: env.envs_per_worker x (dqn.rollout_steps + 2) = "
+                f"{least} is the least"
+            )
+        if self.algo == "dqn" and not rllib and engine.device == "cuda":
+            raise ValueError("engine.device=cuda: dqn learns on the CPU; ppo and impala can use a GPU")
         if engine.learners > 1 and self.algo != "impala" and not rllib:
             raise ValueError(f"engine.learners={engine.learners} is for impala; with {self.algo} set engine.workers")
         for name in ("scaling", "straggler_share") if not synchronous else ():

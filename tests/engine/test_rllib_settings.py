@@ -47,6 +47,27 @@ OTHER: dict[str, Any] = {
     "impala.clip_rho": 2.0,
     "impala.clip_pg_rho": 2.0,
     "impala.surrogate_clip": 0.2,
+    "dqn.rollout_steps": 8,
+    "dqn.rounds": 2,
+    "dqn.gradient_steps": 2,
+    "dqn.batch_size": 32,
+    "dqn.learning_rate": 1e-4,
+    "dqn.learning_rate_schedule": "linear",
+    "dqn.gamma": 0.9,
+    "dqn.max_grad_norm": 1.0,
+    "dqn.replay_size": 1000,
+    "dqn.learning_starts": 10,
+    "dqn.double": False,
+    "dqn.dueling": True,
+    "dqn.n_step": 3,
+    "dqn.prioritized": True,
+    "dqn.priority_alpha": 0.5,
+    "dqn.priority_beta": 0.5,
+    "dqn.epsilon_start": 0.5,
+    "dqn.epsilon_end": 0.01,
+    "dqn.epsilon_fraction": 0.5,
+    "dqn.target_update_every": 10,
+    "dqn.target_tau": 0.5,
     "sac.learning_rate": 1e-3,
     "sac.gamma": 0.9,
     "sac.batch_size": 64,
@@ -90,6 +111,10 @@ def test_a_mapped_key_arrives(key: str) -> None:
     tree: dict[str, Any] = {"algo": section if section in RLLIB_ALGORITHMS else "ppo", "engine": dict(ENGINE)}
     if key == "engine.learning_rate_scaling":
         tree["engine"] |= {"scaling": "weak", "workers": 2}
+    if key == "dqn.dueling":
+        tree["model"] = {"shared": True}
+    if key.startswith("dqn.priority"):
+        tree["dqn"] = {"prioritized": True}
     before = plan(config_of(tree))
     put(tree, key, OTHER[key])
     after = config_of(tree)
@@ -121,6 +146,11 @@ REFUSED = {
     "impala.clip_c": 2.0,
     "impala.replay_ratio": 1.0,
     "impala.replay_batches": 4,
+    "dqn.huber": 2.0,
+    "dqn.replay": "disk",
+    "dqn.exploration": "noisy",
+    "dqn.epsilon_power": 3.0,
+    "dqn.noisy_deviation": 0.1,
     "engine.compile": True,
     "engine.overlap": True,
     "engine.straggler_share": 0.5,
@@ -162,7 +192,10 @@ def test_a_preset_fills_only_what_can_be_mapped() -> None:
     ("tree", "message"),
     [
         ({"algo": "sac"}, "algo=sac is RLlib's: add --engine rllib"),
-        ({"algo": "a2c", "engine": ENGINE}, "algo=a2c is not one of RLlib's, ppo, impala, sac: leave --engine out"),
+        (
+            {"algo": "a2c", "engine": ENGINE},
+            "algo=a2c is not one of RLlib's, ppo, impala, dqn, sac: leave --engine out",
+        ),
     ],
 )
 def test_an_algorithm_has_its_engines(tree: dict[str, Any], message: str) -> None:

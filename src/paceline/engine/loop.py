@@ -125,7 +125,9 @@ class Loop:
             if not is_out_of_memory(error):
                 raise
             keys = ["env.envs_per_worker", f"{self.config.algo}.rollout_steps"]
-            keys += {"ppo": ["ppo.minibatch_size"], "impala": ["impala.batch_size"]}.get(self.config.algo, [])
+            keys += {"ppo": ["ppo.minibatch_size"], "impala": ["impala.batch_size"], "dqn": ["dqn.replay_size"]}.get(
+                self.config.algo, []
+            )
             raise TrainingError(
                 f"out of memory at iteration {self.counters.iteration + 1}: lower {', '.join(keys[:-1])} or "
                 f"{keys[-1]}. The last checkpoint is whole: start from its weights with --init-from "
@@ -188,10 +190,10 @@ class Loop:
         return row
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
-        loss, gradient = (metrics.get(name, 0.0) for name in ("total_loss", "gradient_norm"))  # no update, no loss
-        if not math.isfinite(loss) or not math.isfinite(gradient):
+        loss, norm = (metrics.get(name, 0.0) for name in ("total_loss", "gradient_norm"))  # none before learning starts
+        if not math.isfinite(loss) or not math.isfinite(norm):
             raise TrainingError(
-                f"the loss is {loss} and the gradient {gradient} at iteration "
+                f"the loss is {loss} and the gradient {norm} at iteration "
                 f"{self.counters.iteration}: lower the learning rate, turn on env.normalize_observation and "
                 f"env.normalize_reward, or run `paceline envs check {self.config.env.id}`; the last checkpoint is whole"
             )

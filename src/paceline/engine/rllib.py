@@ -35,7 +35,7 @@ from paceline.engine.rllib_env import EPISODES, EnvMaker, as_rllib_takes_it, not
 from paceline.engine.rllib_policy import from_rllib, to_rllib
 from paceline.env.make import make_scalar, make_vector
 from paceline.env.vector import VectorEnv
-from paceline.model.policy import Policy
+from paceline.model.q import make_policy
 from paceline.rollout.batch import Episode
 from paceline.rollout.episodes import EVAL_WORKER, eval_envs, play
 from paceline.run.directory import plain
@@ -54,6 +54,12 @@ LEARNER_METRICS: dict[str, tuple[str, ...]] = {
     "approx_kl": ("mean_kl_loss",),
     "explained_variance": ("vf_explained_var",),
     "gradient_norm": ("gradients_default_optimizer_global_norm", "gradients_policy_global_norm"),
+    "q_mean": ("qf_mean",),
+    "q_min": ("qf_min",),
+    "q_max": ("qf_max",),
+    "td_error_mean": ("td_error_mean",),
+    "target_updates": ("num_target_updates",),
+    "steps_trained": ("num_module_steps_trained_lifetime",),
     "learning_rate": ("default_optimizer_learning_rate", "policy_learning_rate"),
 }
 CLASSIC = {
@@ -85,7 +91,7 @@ class RllibEngine(Engine):
             action = ActionCodec(env.action_space, squash=self._squash)
         finally:
             env.close()  # type: ignore[no-untyped-call]
-        self.policy = Policy(observation, action, config.model)
+        self.policy = make_policy(config, observation, action)
         """Ours, with RLlib's weights when it is looked at."""
         self._eval_seed = int(np.random.SeedSequence(config.seed).spawn(4)[3].generate_state(1)[0])
         self._eval_env: VectorEnv | None = None
@@ -221,7 +227,7 @@ class RllibEngine(Engine):
             )
         self._algorithm.set_state(pickle.loads(saved["state"].tobytes()))
         self.optimizer_steps, self._steps = saved["optimizer_steps"], saved["env_steps"]
-        if self.config.algo == "sac":  # its replay buffer is empty again
+        if self.config.algo in rllib_settings.OFF_POLICY:  # the replay buffer is empty again
             config = self._algorithm.config.copy(copy_frozen=False)
             config.num_steps_sampled_before_learning_starts += self._steps
             config.freeze()
@@ -282,6 +288,8 @@ class RllibEngine(Engine):
             value = next((_number(learner[name], keep=True) for name in names if name in learner), None)
             if value is not None:
                 metrics[ours] = value
+        if self.config.algo not in rllib_settings.OFF_POLICY:
+            metrics.pop("steps_trained", None)
         lag = _number(learner.get("diff_num_grad_updates_vs_sampler_policy"))
         return metrics | ({"policy_lag_mean": lag} if lag is not None and self.config.algo == "impala" else {})
 

@@ -1,7 +1,7 @@
 """RLlib's weights ↔ our policy's, where the networks are the same: hidden layers, then one linear layer.
 
-Ours: `net.policy.K.weight`, `net.value.K.weight`, `log_std`. Theirs: an encoder, and heads `pi` and `vf` on it; between
-the linear layers of their MLPs are activations, which count.
+Ours: `net.policy.K.weight`, `net.value.K.weight`, `log_std`. Theirs: an encoder, and heads `pi` (of DQN `af`) and `vf`
+on it; between the linear layers of their MLPs are activations, which count.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ def from_rllib(config: RunConfig, theirs: Arrays, own: Arrays) -> Arrays:
     for ours, their in _hidden(config):
         arrays[ours] = theirs[their]
     last = len(config.model.hidden)
+    first = _first_head(config)
     for kind in KINDS:
         name = f"net.policy.{last}.{kind}"
-        head = theirs[f"pi.net.mlp.0.{kind}"]
-        if config.algo == "sac":
+        head = theirs[f"{first}.net.mlp.0.{kind}"]
+        if config.algo == "sac" or (config.algo == "dqn" and not config.dqn.dueling):
             arrays[name] = head[: len(own[name])]
         elif config.model.shared:
             arrays[name] = np.concatenate([head, theirs[f"vf.net.mlp.0.{kind}"]])
@@ -38,6 +39,8 @@ def from_rllib(config: RunConfig, theirs: Arrays, own: Arrays) -> Arrays:
             arrays[name], arrays[f"net.value.{last}.{kind}"] = head, theirs[f"vf.net.mlp.0.{kind}"]
     if "log_std" in own and config.algo != "sac":
         arrays["log_std"] = theirs["pi.log_std"]
+    if "epsilon" in own:
+        arrays["epsilon"] = own["epsilon"]
     return arrays
 
 
@@ -48,24 +51,31 @@ def to_rllib(config: RunConfig, arrays: Arrays, theirs: Arrays) -> Arrays:
     for ours, their in _hidden(config):
         weights[their] = arrays[ours]
     last = len(config.model.hidden)
+    first = _first_head(config)
     for kind in KINDS:
         head = arrays[f"net.policy.{last}.{kind}"]
-        if config.algo == "sac":
-            weights[f"pi.net.mlp.0.{kind}"][: len(head)] = head
+        if config.algo == "sac" or (config.algo == "dqn" and not config.dqn.dueling):
+            weights[f"{first}.net.mlp.0.{kind}"][: len(head)] = head
         elif config.model.shared:
-            weights[f"pi.net.mlp.0.{kind}"], weights[f"vf.net.mlp.0.{kind}"] = head[:-1], head[-1:]
+            weights[f"{first}.net.mlp.0.{kind}"], weights[f"vf.net.mlp.0.{kind}"] = head[:-1], head[-1:]
         else:
-            weights[f"pi.net.mlp.0.{kind}"] = head
+            weights[f"{first}.net.mlp.0.{kind}"] = head
             weights[f"vf.net.mlp.0.{kind}"] = arrays[f"net.value.{last}.{kind}"]
     if "log_std" in arrays and config.algo != "sac":
         weights["pi.log_std"] = arrays["log_std"]
     return weights
 
 
+def _first_head(config: RunConfig) -> str:
+    return "af" if config.algo == "dqn" else "pi"
+
+
 def _hidden(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Names of the same array, ours and theirs."""
     if config.algo == "sac":
         towers = {"policy": "pi_encoder"}
+    elif config.algo == "dqn":
+        towers = {"policy": "encoder"}
     elif config.model.shared:
         towers = {"policy": "encoder.encoder"}
     else:

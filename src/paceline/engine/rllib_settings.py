@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline import machine, rllib_keys
-from paceline.config import ImpalaConfig, PPOConfig, RunConfig, SACConfig, UserError
+from paceline.config import RLLIB_ALGORITHMS, DQNConfig, ImpalaConfig, PPOConfig, RunConfig, SACConfig, UserError
 
 Settings = dict[str, dict[str, Any]]
 """Method of RLlib's AlgorithmConfig → its arguments."""
 
 METHODS = ("training", "env_runners", "learners", "fault_tolerance", "reporting", "framework", "debugging")
 """Those whose arguments `engine.rllib` may name."""
+OFF_POLICY = ("dqn", "sac")
 ASYNC_SECONDS = 1.0  # RLlib reports IMPALA every 10 s by default, and a run can only stop where it reports
 
 
@@ -33,7 +34,7 @@ def check(config: RunConfig) -> None:
     """A UserError for the first setting that RLlib cannot take."""
     for key, why in rllib_keys.REFUSED.items():
         section, _, name = key.partition(".")
-        if section in ("ppo", "impala", "sac") and section != config.algo:
+        if section in RLLIB_ALGORITHMS and section != config.algo:
             continue
         model = getattr(config, section)
         field = "class_" if name == "class" else name
@@ -43,6 +44,12 @@ def check(config: RunConfig) -> None:
             raise UserError(f"{key}={shown} is not for --engine rllib: {why}")
     if config.algo == "sac" and config.model.shared:
         raise UserError("model.shared=true is not for sac on --engine rllib: actor and critics have nothing in common")
+    if config.algo == "dqn" and config.dqn.dueling and not config.model.shared:
+        raise UserError("dqn.dueling=true on --engine rllib has layers in common: set model.shared=true, too")
+    if config.algo == "dqn" and config.dqn.n_step > config.dqn.rollout_steps:
+        raise UserError(
+            f"dqn.n_step={config.dqn.n_step} on --engine rllib: at most dqn.rollout_steps={config.dqn.rollout_steps}"
+        )
     rows, learners = config.ppo.minibatch_size, config.engine.learners
     if config.algo == "ppo" and rows % learners:
         raise UserError(f"ppo.minibatch_size={rows} cannot be shared by engine.learners={learners}")
@@ -50,7 +57,7 @@ def check(config: RunConfig) -> None:
 
 def workers_of(config: RunConfig, cores: int) -> int:
     """Env runners. 0 steps in our own process, as RLlib does by default for what learns after every step."""
-    if config.engine.workers or config.algo == "sac":
+    if config.engine.workers or config.algo in OFF_POLICY:
         return config.engine.workers
     return max(1, cores - config.engine.learners)
 
@@ -89,6 +96,11 @@ def settings_of(config: RunConfig, workers: int, *, seed: int) -> Settings:
         settings["training"] = _impala(config.impala, config)
         settings["env_runners"]["rollout_fragment_length"] = config.impala.rollout_steps
         settings["reporting"]["min_time_s_per_iteration"] = ASYNC_SECONDS
+    elif config.algo == "dqn":
+        steps = config.dqn.rollout_steps * envs * max(1, workers)
+        settings["training"] = _dqn(config.dqn, config, steps, workers)
+        settings["env_runners"]["rollout_fragment_length"] = config.dqn.rollout_steps
+        settings["reporting"]["min_sample_timesteps_per_iteration"] = config.dqn.rounds * steps
     else:
         settings["training"] = _sac(config.sac, engine.learners)
     return settings
@@ -108,6 +120,8 @@ def model_of(config: RunConfig) -> dict[str, Any]:
     if config.algo == "sac":
         # Its critics put observation and action together in layers of their own: as wide, and with that activation.
         return common | {"fusionnet_hiddens": list(model.hidden), "fusionnet_activation": model.activation}
+    if config.algo == "dqn":
+        return common
     return common | {"vf_share_layers": model.shared, "free_log_std": True}
 
 
@@ -161,6 +175,35 @@ def _impala(hyper: ImpalaConfig, config: RunConfig) -> dict[str, Any]:
     if hyper.surrogate_clip is not None:
         training["clip_param"] = hyper.surrogate_clip
     return training
+
+
+def _dqn(hyper: DQNConfig, config: RunConfig, steps: int, workers: int) -> dict[str, Any]:
+    """`steps`: of all environments in one round."""
+    budget, learners = config.stop.total_steps or 0, config.engine.learners
+    if not budget and hyper.epsilon_start != hyper.epsilon_end:
+        raise UserError("dqn.epsilon_fraction is of the steps for --engine rllib: give --total-steps")
+    batch = max(1, hyper.batch_size // learners)
+    # RLlib takes `training_intensity` over a ratio of its own, in which the process that learns counts as a worker.
+    native = batch * learners / (steps / max(1, workers) * max(1, workers + 1))
+    kind = "PrioritizedEpisodeReplayBuffer" if hyper.prioritized else "EpisodeReplayBuffer"
+    replay: dict[str, Any] = {"type": kind, "capacity": hyper.replay_size}
+    replay |= {"alpha": hyper.priority_alpha, "beta": hyper.priority_beta} if hyper.prioritized else {}
+    return {
+        "lr": _rate(hyper.learning_rate, hyper.learning_rate_schedule, budget, "dqn"),
+        "gamma": hyper.gamma,
+        "train_batch_size_per_learner": batch,
+        "training_intensity": hyper.gradient_steps * native if hyper.gradient_steps > 1 else None,
+        "grad_clip": hyper.max_grad_norm or None,
+        "grad_clip_by": "global_norm",
+        "replay_buffer_config": replay,
+        "num_steps_sampled_before_learning_starts": hyper.learning_starts,
+        "double_q": hyper.double,
+        "dueling": hyper.dueling,
+        "n_step": hyper.n_step,
+        "epsilon": [[0, hyper.epsilon_start], [max(1, round(hyper.epsilon_fraction * budget)), hyper.epsilon_end]],
+        "target_network_update_freq": max(1, round(hyper.target_update_every * steps / hyper.gradient_steps)),
+        "tau": hyper.target_tau,
+    }
 
 
 def _sac(hyper: SACConfig, learners: int) -> dict[str, Any]:

@@ -1,0 +1,311 @@
+"""Deep Q-learning (Mnih et al., 2015) from replay, with its usual improvements, each by itself: double, dueling, n-step,
+prioritised drawing, noisy networks.
+
+A rollout goes into the replay; then some optimizer steps follow, each with rows drawn from there. The target of a row is
+the discounted sum of its next rewards and, where the episode goes on, what the target network says the state after them
+is worth.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.algo.base import Algorithm, Floats, Metrics, Weights, discounted_returns
+from paceline.algo.optimizers import Adam
+from paceline.algo.returns import n_step
+from paceline.config import DQNConfig
+from paceline.group import Group
+from paceline.model.policy import Policy
+from paceline.model.q import QPolicy
+from paceline.rollout.batch import Batch
+from paceline.rollout.replay import Replay, Sample
+from paceline.spaces import Array
+
+LEAST_PRIORITY = 1e-6  # an error of 0 can be drawn again
+CHUNK_BYTES = 4_000_000  # of observations that are drawn at once, for several optimizer steps
+PIECE = 512  # rows of one pass of the target network over them
+
+
+class DQN(Algorithm):
+    schedule = "rollouts"
+    hyper: DQNConfig
+    policy: QPolicy
+    optimizer: Adam
+
+    def __init__(
+        self,
+        policy: Policy,
+        hyper: DQNConfig,
+        *,
+        rng: np.random.Generator,
+        group: Group | None = None,
+        normalize_reward: bool = False,
+    ) -> None:
+        assert isinstance(policy, QPolicy)
+        super().__init__(policy, hyper, rng=rng, group=group, normalize_reward=normalize_reward)
+        self.optimizer = Adam(policy.parameters, policy.gradient, eps=1e-8)
+        self.replay: Replay | None = None  # from the first rollout on, which says how wide it is
+        self._folder: Path | None = None
+        self.follows = True
+        """Whether a rollout begins where the last one ended: they are of one collector."""
+        self._continues = False
+        self.target_updates = self.steps_sampled = self.steps_trained = 0
+        self._told = ""
+        self._recent = Recent(hyper.rounds * hyper.gradient_steps)
+        self._gradient = np.zeros((policy.action.nvec[0], hyper.batch_size), np.float32)
+        self._rows = np.arange(hyper.batch_size)
+        if hyper.exploration == "epsilon" and hyper.learning_starts:
+            policy.head.epsilon = 1.0
+        self._resample()
+
+    def keep_in(self, folder: Path) -> None:
+        self._folder = folder
+
+    def interrupted(self) -> None:
+        self._continues = False
+
+    def notes(self) -> list[str]:
+        told, self._told = [self._told] if self._told else [], ""
+        return told
+
+    # -- an update --------------------------------------------------------------------------------------------------
+
+    def update(self, batch: Batch, remaining: float) -> Metrics:
+        hyper, learning_rate = self.hyper, self.learning_rate(remaining)
+        replay = self._take(batch)
+        beta = hyper.priority_beta + (1 - hyper.priority_beta) * (1 - remaining)
+        ready = len(replay) >= max(hyper.learning_starts, 1)
+        if ready:
+            self._learn(replay, learning_rate, beta)
+        self._explore(remaining, ready)
+        self.version += 1
+        metrics = {
+            "learning_rate": learning_rate,
+            "epsilon": self.policy.head.epsilon,
+            "target_updates": self.target_updates,
+            "steps_sampled": self.steps_sampled,
+            "steps_trained": self.steps_trained,
+            "replay_rows": len(replay),
+        }
+        return metrics | self._recent.means() | ({"priority_beta": beta} if hyper.prioritized else {})
+
+    def _take(self, batch: Batch) -> Replay:
+        """The rollout into the replay; the normalisers see it first."""
+        if self.replay is None:
+            self.replay = self._make_replay(batch.reward.shape[1])
+        if self._reward_moments is not None:
+            self._reward_moments.update(discounted_returns(batch), self.group)
+        if self.policy.moments is not None:
+            self.policy.moments.update(batch.states(batch.valid), self.group)
+            self.policy.normalizer_changed()
+        priority = self._first_priorities(batch) if self.hyper.prioritized else None
+        self.replay.add(batch, continues=self._continues, priority=priority)
+        self._continues = self.follows
+        self.steps_sampled += batch.env_steps
+        return self.replay
+
+    def _make_replay(self, num_envs: int) -> Replay:
+        hyper, policy = self.hyper, self.policy
+        replay = Replay(
+            hyper.replay_size,
+            num_envs,
+            policy.observation,
+            policy.action,
+            prioritized=hyper.prioritized,
+            on_disk=hyper.replay == "disk",
+        )
+        if hyper.replay == "disk":
+            assert self._folder is not None
+            replay.open(self._folder)
+        return replay
+
+    def _first_priorities(self, batch: Batch) -> Floats:
+        """By what those who acted thought the actions (`logp`) and the states (`value`) to be worth."""
+        target = n_step(
+            batch.reward * self._reward_scale(),
+            batch.value,
+            batch.terminated,
+            batch.truncated,
+            gamma=self.hyper.gamma,
+            n=self.hyper.n_step,
+        )
+        return self._priority(target - batch.logp)
+
+    def _priority(self, error: Floats) -> Floats:
+        priority: Floats = (np.abs(np.nan_to_num(error)) + np.float32(LEAST_PRIORITY)) ** self.hyper.priority_alpha
+        return priority
+
+    def _reward_scale(self) -> np.float32:
+        return np.float32(1.0 if self._reward_moments is None else 1.0 / self._reward_moments.deviation[0])
+
+    def _learn(self, replay: Replay, learning_rate: float, beta: float) -> None:
+        hyper, left = self.hyper, self.hyper.gradient_steps
+        while left:
+            steps = min(left, self._at_once())
+            sample = replay.sample(
+                self.rng, steps * hyper.batch_size, n_step=hyper.n_step, gamma=hyper.gamma, beta=beta
+            )
+            error = self._learn_from(sample, steps, learning_rate)
+            if hyper.prioritized:
+                replay.reprioritize(sample.index, self._priority(error))
+            left -= steps
+
+    def _at_once(self) -> int:
+        """Optimizer steps whose rows can be drawn together: nothing that the draw or their targets depend on changes
+        between them."""
+        hyper, observation = self.hyper, self.policy.observation
+        if hyper.prioritized or self.policy.online.is_noisy:
+            return 1
+        row_bytes = 2 * math.prod(observation.shape) * observation.dtype.itemsize
+        until_target = hyper.target_update_every - self.optimizer_steps % hyper.target_update_every
+        return max(1, min(until_target, CHUNK_BYTES // (row_bytes * hyper.batch_size)))
+
+    def _learn_from(self, sample: Sample, steps: int, learning_rate: float) -> Floats:
+        """Optimizer steps with a part of the rows each. Returns the error of every row, from before its step."""
+        policy, hyper, size = self.policy, self.hyper, self.hyper.batch_size
+        online = policy.online
+        if online.is_noisy:
+            policy.target.resample(self.rng)
+        obs, after = policy.prepare(sample.obs), policy.prepare(sample.next_obs)
+        reward = sample.reward * self._reward_scale()
+        later = self._target_values(after)
+        if not hyper.double:
+            target = reward + sample.discount * later.max(axis=0)
+        values, error = np.empty_like(reward), np.empty_like(reward)
+        norm = 0.0
+        for begin in range(0, steps * size, size):
+            part = slice(begin, begin + size)
+            if online.is_noisy:
+                online.resample(self.rng)
+            if hyper.double:
+                best = online.values(after[part]).argmax(axis=0)
+                wanted = reward[part] + sample.discount[part] * later[:, part][best, self._rows]
+            else:
+                wanted = target[part]
+            weight = None if sample.weight is None else sample.weight[part]
+            self._loss_of(sample.action[part], wanted, weight, values[part], error[part])
+            online.learn(obs[part], self._loss)
+            norm += self.apply(learning_rate)
+            if self.optimizer_steps % hyper.target_update_every == 0:
+                policy.target.parameters.lerp_(policy.parameters, hyper.target_tau)
+                self.target_updates += 1
+        if online.is_noisy:
+            online.resample(self.rng)  # for acting, and with the weights of the last step
+        self.steps_trained += steps * size
+        self._recent.add(steps, values, error, self._huber(error, sample.weight), norm / steps)
+        return error
+
+    def _target_values(self, after: Array) -> Floats:
+        """Of the target network, `[K, B]`; in pieces whose memory stays in the caches."""
+        out = np.empty((self._gradient.shape[0], len(after)), np.float32)
+        for begin in range(0, len(after), PIECE):
+            out[:, begin : begin + PIECE] = self.policy.target.values(after[begin : begin + PIECE])
+        return out
+
+    def _loss_of(
+        self, action: NDArray[np.int64], target: Floats, weight: Floats | None, values: Floats, error: Floats
+    ) -> None:
+        """Prepare `_loss`, which writes values and errors of its rows."""
+        self._current = action, target, weight, values, error
+
+    def _loss(self, q: Floats) -> Floats:
+        """The gradient of the mean Huber loss, `[K, B]`: only of the actions that were taken."""
+        action, target, weight, values, error = self._current
+        values[...] = q[action, self._rows]
+        np.subtract(values, target, out=error)
+        bound = np.float32(self.hyper.huber)
+        d = np.clip(error, -bound, bound)
+        d *= np.float32(1.0 / len(d)) if weight is None else weight * np.float32(1.0 / len(d))
+        self._gradient[...] = 0
+        self._gradient[action, self._rows] = d
+        return self._gradient
+
+    def _huber(self, error: Floats, weight: Floats | None) -> float:
+        bound = np.float32(self.hyper.huber)
+        size = np.abs(error)
+        small = np.minimum(size, bound)
+        loss = small * (size - np.float32(0.5) * small)
+        return float(np.mean(loss if weight is None else loss * weight))
+
+    # -- exploring --------------------------------------------------------------------------------------------------
+
+    def _explore(self, remaining: float, ready: bool) -> None:
+        hyper = self.hyper
+        if hyper.exploration == "epsilon":
+            done = min(1.0, (1 - remaining) / hyper.epsilon_fraction) if hyper.epsilon_fraction else 1.0
+            epsilon = hyper.epsilon_start + (hyper.epsilon_end - hyper.epsilon_start) * done
+            self.policy.head.epsilon = epsilon if ready or self.optimizer_steps else 1.0
+
+    def _resample(self) -> None:
+        if self.policy.online.is_noisy:
+            self.policy.online.resample(self.rng)
+
+    # -- what other processes need, saving --------------------------------------------------------------------------
+
+    def weights(self) -> Weights:
+        return super().weights() | {"epsilon": np.asarray([self.policy.head.epsilon])}
+
+    def load_weights(self, weights: Weights) -> None:
+        super().load_weights(weights)
+        self.policy.head.epsilon = float(weights["epsilon"][0])
+        self._resample()
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {
+            "target": self.policy.target.parameters.numpy(),
+            "noise": self.policy.online.noise.numpy(),
+            "replay": None if self.replay is None else self.replay.state(),
+            "replay_envs": 0 if self.replay is None else self.replay.num_envs,
+            "continues": self._continues,
+            "counts": [self.target_updates, self.steps_sampled, self.steps_trained],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.policy.target.parameters.copy_(_tensor(state["target"]))
+        self.policy.online.noise.copy_(_tensor(state["noise"]))
+        self.policy.online.refresh()
+        self.target_updates, self.steps_sampled, self.steps_trained = state["counts"]
+        if state["replay_envs"]:
+            self.replay = self._make_replay(state["replay_envs"])
+            self._told = self.replay.load(state["replay"]) or ""
+        self._continues = state["continues"] and bool(self.replay)
+
+
+class Recent:
+    """Means over the last optimizer steps, `most` of them about."""
+
+    NAMES = ("q_mean", "td_error_mean", "total_loss", "gradient_norm")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._rows: deque[tuple[int, float, float, float, float, float, float]] = deque()
+        self._steps = 0
+
+    def add(self, steps: int, values: Floats, error: Floats, loss: float, norm: float) -> None:
+        mean, size = float(values.mean()), float(np.abs(error).mean())
+        self._rows.append((steps, float(values.min()), float(values.max()), mean, size, loss, norm))
+        self._steps += steps
+        while len(self._rows) > 1 and self._steps - self._rows[0][0] >= self._most:
+            self._steps -= self._rows.popleft()[0]
+
+    def means(self) -> Metrics:
+        """Empty before the first step."""
+        if not self._rows:
+            return {}
+        steps, low, high, *others = zip(*self._rows, strict=True)
+        means = [sum(map(operator.mul, steps, column)) / self._steps for column in others]
+        return {"q_min": min(low), "q_max": max(high), **dict(zip(self.NAMES, means, strict=True))}
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.array(array))
