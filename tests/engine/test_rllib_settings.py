@@ -94,7 +94,7 @@ def plan(config: RunConfig) -> Any:
     workers = rllib_settings.workers_of(config, 4)
     settings = rllib_settings.settings_of(config, workers, seed=config.seed)
     rllib_settings.override(settings, config.engine.rllib, {"vf_clip_param": "training"})
-    return rllib_settings.algorithm_of(config), settings, rllib_settings.model_of(config)
+    return rllib_settings.algorithm_of(config), settings, rllib_settings.model_of(config, continuous=False)
 
 
 def test_every_key_is_in_one_table() -> None:
@@ -224,6 +224,20 @@ def test_a_schedule_needs_steps() -> None:
 def test_what_rllib_does_not_know_is_refused() -> None:
     with pytest.raises(UserError, match=r"^engine.rllib.vf_clip: .* did you mean vf_clip_param\?"):
         rllib_settings.override({}, {"vf_clip": 1}, {"vf_clip_param": "training"})
+
+
+def test_what_is_ours_is_not_set_twice() -> None:
+    with pytest.raises(UserError, match=r"^engine.rllib.num_env_runners is set by --workers"):
+        rllib_settings.override({}, {"num_env_runners": 4}, {"num_env_runners": "env_runners"})
+
+
+def test_cpus_that_ray_is_asked_for() -> None:
+    assert (
+        rllib_settings.cpus_of(config_of({"engine": ENGINE | {"learners": 1}}), 3) == 3
+    )  # the learner is in our process
+    assert rllib_settings.cpus_of(config_of({"algo": "impala"}), 3) == 4
+    shares = ENGINE | {"learners": 2, "rllib": {"num_cpus_per_env_runner": 0.5}}
+    assert rllib_settings.cpus_of(config_of({"engine": shares}), 3) == 3.5
 
 
 def test_the_config_survives_its_file() -> None:

@@ -6,17 +6,11 @@ resume under this engine reads it; beside it lies a copy of the policy as ours, 
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
-import logging
 import math
-import os
 import pickle
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,7 +25,8 @@ from paceline.engine import cluster_address, rllib_settings
 from paceline.engine.base import Engine, Iteration, TrainingError
 from paceline.engine.clock import Clock
 from paceline.engine.ray_cluster import PLACEMENT_SECONDS, Cluster
-from paceline.engine.rllib_env import EPISODES, EnvMaker, as_rllib_takes_it, note_episode
+from paceline.engine.rllib_build import build, nodes_of
+from paceline.engine.rllib_env import EPISODES, as_rllib_takes_it
 from paceline.engine.rllib_policy import from_rllib, to_rllib
 from paceline.env.make import make_scalar, make_vector
 from paceline.env.vector import VectorEnv
@@ -43,7 +38,6 @@ from paceline.ship import Parcel, pack
 from paceline.spaces import ActionCodec, ObservationCodec, space_to_json
 
 MODULE = "default_policy"  # RLlib's name for the network of the one agent
-EMPTY_ITERATIONS = 3  # so many in a row without a step end the run
 
 # Ours → theirs, the first that is there.
 LEARNER_METRICS: dict[str, tuple[str, ...]] = {
@@ -98,10 +92,10 @@ class RllibEngine(Engine):
         self._results: Path | None = None
         self._algorithm: Any = None
         self._seconds: dict[str, float] = {"learn": 0.0, "sync": 0.0}
-        self._steps = self._empty = 0
+        self._steps = 0
+        self._without_a_step = 0.0
         self._restarts = self._told_restarts = 0
         self._healthy: int | None = None
-        remote = rllib_settings.remote_learners(config)
         if cluster_address(engine):
             self.cluster = Cluster(engine, 0)
             self.cores = max(1, int(self.cluster.cpus))
@@ -110,17 +104,25 @@ class RllibEngine(Engine):
             self.cores = machine.cores()
             runners = rllib_settings.workers_of(config, self.cores)
             gpus = torch.cuda.device_count()
-            self.cluster = Cluster(engine, max(1, runners + remote), gpus=gpus)
+            cpus = math.ceil(rllib_settings.cpus_of(config, runners))
+            self.cluster = Cluster(engine, max(1, cpus), gpus=gpus)
         self.workers = max(1, runners)
         try:
-            self._await_room(runners + remote)
+            self._await_room(rllib_settings.cpus_of(config, runners))
             self.threads = rllib_settings.threads_of(config, runners)
             torch.set_num_threads(self.threads)
             seed = config.seed
             if resumes:  # not the episodes of the beginning again
                 seed = int(np.random.SeedSequence((seed, resumes)).generate_state(1)[0]) % 2**31
             self._parcel = Parcel() if self.cluster.is_own else pack(config)
-            self._algorithm = self._build(runners, seed)
+            settings = rllib_settings.settings_of(config, runners, seed=seed)
+            self._algorithm = build(config, settings, self._parcel, continuous=action.is_continuous)
+            self._envs = settings["env_runners"]["num_envs_per_env_runner"]
+            self._runners = settings["env_runners"]["num_env_runners"]
+            self.parameters = sum(a.size for name, a in _weights(self._algorithm).items() if not _is_extra(name))
+            gpus = settings["learners"]["num_gpus_per_learner"]
+            self.device = torch.cuda.get_device_name() if gpus and torch.cuda.is_available() else "cpu"
+            self.nodes = nodes_of(self._algorithm, local=self._runners == 0)
             self.cluster.watch_over()
             self._time(self._algorithm.learner_group, "update", "learn")
             self._time(self._algorithm.env_runner_group, "sync_weights", "sync")
@@ -130,51 +132,21 @@ class RllibEngine(Engine):
 
     # -- beginning ------------------------------------------------------------------------------------------------
 
-    def _await_room(self, processes: int) -> None:
+    def _await_room(self, cpus: float) -> None:
         """RLlib would wait for it without an end."""
-        if processes > self.cluster.cpus:
+        if cpus > self.cluster.cpus:
             raise UserError(
-                f"engine.workers={self.config.engine.workers or 'auto'}: RLlib needs {processes} CPUs for its env "
+                f"engine.workers={self.config.engine.workers or 'auto'}: RLlib needs {cpus:g} CPUs for its env "
                 f"runners and learners, and the Ray cluster at {self.cluster.address} has {self.cluster.cpus:g}"
             )
         until = time.monotonic() + PLACEMENT_SECONDS
-        while self.cluster.ray.available_resources().get("CPU", 0.0) < processes:
+        while self.cluster.ray.available_resources().get("CPU", 0.0) < cpus:
             if time.monotonic() > until:
                 raise UserError(
                     f"engine.workers={self.workers}: the Ray cluster at {self.cluster.address} did not have "
-                    f"{processes} CPUs free within {PLACEMENT_SECONDS:g} s; is another job using it? `ray status` tells"
+                    f"{cpus:g} CPUs free within {PLACEMENT_SECONDS:g} s; is another job using it? `ray status` tells"
                 )
             time.sleep(0.2)
-
-    def _build(self, runners: int, seed: int) -> Any:
-        config = self.config
-        name = rllib_settings.algorithm_of(config)
-        for logger in ("ray", "ray.rllib", "ray.tune", "ray._common"):
-            logging.getLogger(logger).setLevel(logging.ERROR)
-        module = importlib.import_module(f"ray.rllib.algorithms.{name.lower()}")
-        model = importlib.import_module("ray.rllib.core.rl_module.default_model_config").DefaultModelConfig
-        registry = importlib.import_module("ray.tune.registry")
-        settings = rllib_settings.settings_of(config, runners, seed=seed)
-        theirs = getattr(module, f"{name}Config")()
-        rllib_settings.override(settings, config.engine.rllib, _accepted(theirs))
-        registry.register_env("paceline", EnvMaker(config, self._parcel))
-        theirs.environment("paceline").callbacks(on_episode_end=note_episode)
-        free = {} if self.policy.action.is_continuous else {"free_log_std": False}
-        theirs.rl_module(model_config=model(**rllib_settings.model_of(config) | free))
-        try:
-            for method, arguments in settings.items():
-                getattr(theirs, method)(**arguments)
-            theirs.validate()
-            with _own_folder(), _quiet():
-                algorithm = theirs.build_algo()
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise UserError(f"RLlib does not take these settings: {' '.join(str(error).split())[:400]}") from error
-        self.parameters = sum(a.size for name, a in _weights(algorithm).items() if not _is_extra(name))
-        gpus = settings["learners"]["num_gpus_per_learner"]
-        self.device = torch.cuda.get_device_name() if gpus and torch.cuda.is_available() else "cpu"
-        self._settings = settings
-        self.nodes = len(set(algorithm.env_runner_group.foreach_env_runner(_address, local_env_runner=runners == 0)))
-        return algorithm
 
     def _time(self, owner: Any, name: str, part: str) -> None:
         """RLlib's own timers are running means; ours add up."""
@@ -190,8 +162,7 @@ class RllibEngine(Engine):
         setattr(owner, name, timed)
 
     def describe(self) -> list[str]:
-        config, runners = self.config, self._settings["env_runners"]
-        envs, count = runners["num_envs_per_env_runner"], runners["num_env_runners"]
+        config, envs, count = self.config, self._envs, self._runners
         where = "a Ray of our own" if self.cluster.is_own else f"the Ray cluster at {self.cluster.address}"
         stepping = f"{count} env runner(s) on {where}" if count else "one env runner in this process"
         lines = [
@@ -244,26 +215,35 @@ class RllibEngine(Engine):
             raise TrainingError(f"RLlib gave up: {' '.join(str(error).split())[-600:]}") from error
         seconds = time.perf_counter() - began
         runners, learner = result.get("env_runners", {}), result.get("learners", {}).get(MODULE, {})
-        self._account(clock, seconds, {part: self._seconds[part] - before[part] for part in before}, runners)
+        spent = {part: self._seconds[part] - before[part] for part in before}
+        self._account(clock, seconds, spent, runners, result.get("timers", {}))
         steps = int(_number(runners.get("num_env_steps_sampled_lifetime")) or self._steps)
         taken, self._steps = steps - self._steps, steps
-        self._empty = self._empty + 1 if taken == 0 else 0
-        if self._empty >= EMPTY_ITERATIONS:
+        self._without_a_step = 0.0 if taken else self._without_a_step + seconds
+        if self._without_a_step > self.config.engine.start_timeout_seconds:
             raise TrainingError(
-                f"RLlib has had no step in {self._empty} iterations: its env runners are lost, or a sample takes "
-                "longer than engine.rllib.sample_timeout_s (60 s by default)"
+                f"RLlib has had no step for {self._without_a_step:.0f} s (engine.start_timeout_seconds): its env "
+                "runners are lost, or a sample takes longer than engine.rllib.sample_timeout_s, 60 s by default"
             )
         metrics = self._learned(learner) | self._health(result)
-        found = runners.get(EPISODES)
-        ended = found if isinstance(found, list) else []
+        found = runners.get(EPISODES)  # NaN if there is none, and of one alone not a list
+        ended = found if isinstance(found, list) else [found] if isinstance(found, tuple) else []
         if self._results is not None:
             _append(self._results, result)
         episodes = [Episode(total, length) for total, length, _ in ended]
         return Iteration(taken, metrics, episodes, [own for *_, own in ended if own])
 
-    def _account(self, clock: Clock, seconds: float, spent: dict[str, float], runners: Mapping[str, Any]) -> None:
+    def _account(
+        self,
+        clock: Clock,
+        seconds: float,
+        spent: dict[str, float],
+        runners: Mapping[str, Any],
+        timers: Mapping[str, Any],
+    ) -> None:
         """Where an iteration's time went, seen from here: what is neither learning nor sending weights is waiting for
-        samples. IMPALA learns elsewhere at the same time, so its waiting is for both, and stays `idle`."""
+        samples, or reading and writing a replay buffer, which counts as learning. IMPALA learns elsewhere at the same
+        time, so its waiting is for both, and stays `idle`."""
         for part, own in spent.items():
             clock.add(part, own)
         if self.config.algo == "impala":
@@ -274,6 +254,11 @@ class RllibEngine(Engine):
             _number(pipe.get("connector_pipeline_timer")) or 0.0 for pipe in pipes
         )
         sampling = max(0.0, seconds - sum(spent.values()))
+        replay = sum(_number(value) or 0.0 for name, value in timers.items() if name.startswith("replay_buffer"))
+        if replay:
+            part = replay / (replay + (_number(timers.get("env_runner_sampling_timer")) or 0.0))
+            clock.add("learn", part * sampling)
+            sampling *= 1 - part
         share = env / (env + act) if env + act > 0 else 0.5
         clock.add("env", share * sampling)
         clock.add("act", (1 - share) * sampling)
@@ -359,57 +344,13 @@ class RllibEngine(Engine):
         self.cluster.close()
 
 
-def _accepted(theirs: Any) -> dict[str, str]:
-    """Each argument that a method of RLlib's config takes → that method."""
-    found: dict[str, str] = {}
-    for owner in (type(theirs), *type(theirs).__mro__):  # `training` of a subclass passes the rest on
-        for method in rllib_settings.METHODS:
-            for name, parameter in inspect.signature(getattr(owner, method, lambda: None)).parameters.items():
-                if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not name.startswith("_"):
-                    found.setdefault(name, method)
-    return found
-
-
-@contextmanager
-def _own_folder() -> Iterator[None]:
-    """RLlib makes an empty folder below ~/ray_results for each algorithm: let it be where Ray's own files are."""
-    trainable: Any = importlib.import_module("ray.tune.trainable.trainable")
-    before = trainable.DEFAULT_STORAGE_PATH
-    session = importlib.import_module("ray")._private.worker._global_node.get_session_dir_path()
-    trainable.DEFAULT_STORAGE_PATH = str(Path(session) / "rllib")
-    try:
-        yield
-    finally:
-        trainable.DEFAULT_STORAGE_PATH = before
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Ray's C++ warns of what RLlib does. It writes to the file of standard error, past Python."""
-    sys.stderr.flush()
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
-
-
-def _address(runner: Any) -> str:
-    import ray
-
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-
-
 def _weights(algorithm: Any) -> dict[str, Any]:
     return {name: np.asarray(array) for name, array in algorithm.learner_group.get_weights()[MODULE].items()}
 
 
 def _is_extra(name: str) -> bool:
-    """Not learned: constants, and the target networks."""
-    return name.endswith("_const") or "target_" in name
+    """Not learned: constants, and copies that the targets come from."""
+    return name.endswith("_const") or name.startswith(("_old", "_target", "target"))
 
 
 def _number(value: Any, *, keep: bool = False) -> float | None:

@@ -19,6 +19,8 @@ Settings = dict[str, dict[str, Any]]
 
 METHODS = ("training", "env_runners", "learners", "fault_tolerance", "reporting", "framework", "debugging")
 """Those whose arguments `engine.rllib` may name."""
+ELSEWHERE = {"num_env_runners": "--workers", "num_learners": "engine.learners", "seed": "--seed"}
+"""Of these arguments, those that more depends on than RLlib."""
 OFF_POLICY = ("dqn", "sac")
 ASYNC_SECONDS = 1.0  # RLlib reports IMPALA every 10 s by default, and a run can only stop where it reports
 
@@ -67,6 +69,17 @@ def remote_learners(config: RunConfig) -> int:
     return config.engine.learners if config.engine.learners > 1 or config.algo == "impala" else 0
 
 
+def cpus_of(config: RunConfig, workers: int) -> float:
+    """That RLlib asks Ray for."""
+    given, learners = config.engine.rllib, remote_learners(config)
+    each = {name: given.get(f"num_cpus_per_{name}", 1) for name in ("env_runner", "learner")}
+    for name, share in each.items():
+        if not isinstance(share, int | float):
+            raise UserError(f"engine.rllib.num_cpus_per_{name}={share}: a number is expected")
+    helpers = given.get("num_aggregator_actors_per_learner", 0) * max(1, learners)
+    return float(workers * each["env_runner"] + learners * each["learner"] + helpers)
+
+
 def settings_of(config: RunConfig, workers: int, *, seed: int) -> Settings:
     engine, env = config.engine, config.env
     envs = env.envs_per_worker
@@ -112,7 +125,7 @@ def rows_of(config: RunConfig, workers: int) -> int:
     return rows * max(1, workers) if config.engine.scaling == "weak" else rows
 
 
-def model_of(config: RunConfig) -> dict[str, Any]:
+def model_of(config: RunConfig, *, continuous: bool) -> dict[str, Any]:
     """The network as ours is: hidden layers, then one linear layer; one deviation for each action."""
     model = config.model
     common: dict[str, Any] = {"fcnet_hiddens": list(model.hidden), "fcnet_activation": model.activation}
@@ -122,12 +135,14 @@ def model_of(config: RunConfig) -> dict[str, Any]:
         return common | {"fusionnet_hiddens": list(model.hidden), "fusionnet_activation": model.activation}
     if config.algo == "dqn":
         return common
-    return common | {"vf_share_layers": model.shared, "free_log_std": True}
+    return common | {"vf_share_layers": model.shared, "free_log_std": continuous}
 
 
 def override(settings: Settings, given: Mapping[str, Any], accepted: Mapping[str, str]) -> None:
     """`engine.rllib` into `settings`. `accepted`: each name that RLlib knows, and the method that takes it."""
     for name, value in given.items():
+        if name in ELSEWHERE:
+            raise UserError(f"engine.rllib.{name} is set by {ELSEWHERE[name]}")
         if name not in accepted:
             near = difflib.get_close_matches(name, accepted, 1, 0.6)
             hint = f"did you mean {near[0]}?" if near else f"it is not an argument of {', '.join(METHODS)}"
