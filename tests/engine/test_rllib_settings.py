@@ -231,6 +231,26 @@ def test_what_is_ours_is_not_set_twice() -> None:
         rllib_settings.override({}, {"num_env_runners": 4}, {"num_env_runners": "env_runners"})
 
 
+def test_epsilon_falls_with_the_steps() -> None:
+    config = config_of({"algo": "dqn", "dqn": {"epsilon_start": 1.0, "epsilon_end": 0.5, "epsilon_fraction": 0.1}})
+    assert [rllib_settings.epsilon_at(config, steps) for steps in (0, 500, 1000, 5000)] == [1.0, 0.75, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("tree", "key"),
+    [
+        ({"model": {"hidden": []}}, "model.hidden"),
+        ({"algo": "sac", "model": {"shared": True}}, "model.shared"),
+        ({"algo": "dqn", "dqn": {"dueling": True}}, "dqn.dueling"),
+        ({"algo": "dqn", "dqn": {"n_step": 5}}, "dqn.n_step"),
+        ({"engine": ENGINE | {"learners": 3}}, "ppo.minibatch_size"),
+    ],
+)
+def test_what_does_not_go_together(tree: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError, match=f"^{key}="):
+        rllib_settings.check(config_of(tree))
+
+
 def test_cpus_that_ray_is_asked_for() -> None:
     assert (
         rllib_settings.cpus_of(config_of({"engine": ENGINE | {"learners": 1}}), 3) == 3

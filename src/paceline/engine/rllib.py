@@ -33,7 +33,7 @@ from paceline.env.vector import VectorEnv
 from paceline.model.q import make_policy
 from paceline.rollout.batch import Episode
 from paceline.rollout.episodes import EVAL_WORKER, eval_envs, play
-from paceline.run.directory import plain
+from paceline.run.directory import plain, read_lines, replacing
 from paceline.ship import Parcel, pack
 from paceline.spaces import ActionCodec, ObservationCodec, space_to_json
 
@@ -81,6 +81,8 @@ class RllibEngine(Engine):
             if config.algo == "sac" and not isinstance(space, spaces.Box | spaces.Discrete):
                 raise UserError(f"RLlib's SAC takes Box and Discrete actions, the env has {env.action_space}")
             self._squash = config.algo == "sac" and ActionCodec(env.action_space).is_continuous
+            if self._squash and config.eval.stochastic:
+                raise UserError("eval.stochastic=true is not for sac: our copy of RLlib's policy has no noise")
             observation = ObservationCodec(env.observation_space)
             action = ActionCodec(env.action_space, squash=self._squash)
         finally:
@@ -95,7 +97,6 @@ class RllibEngine(Engine):
         self._steps = 0
         self._without_a_step = 0.0
         self._restarts = self._told_restarts = 0
-        self._healthy: int | None = None
         if cluster_address(engine):
             self.cluster = Cluster(engine, 0)
             self.cores = max(1, int(self.cluster.cpus))
@@ -198,6 +199,8 @@ class RllibEngine(Engine):
             )
         self._algorithm.set_state(pickle.loads(saved["state"].tobytes()))
         self.optimizer_steps, self._steps = saved["optimizer_steps"], saved["env_steps"]
+        if self._results is not None:
+            _cut(self._results, self._algorithm.iteration)
         if self.config.algo in rllib_settings.OFF_POLICY:  # the replay buffer is empty again
             config = self._algorithm.config.copy(copy_frozen=False)
             config.num_steps_sampled_before_learning_starts += self._steps
@@ -281,18 +284,14 @@ class RllibEngine(Engine):
     def _health(self, result: Mapping[str, Any]) -> dict[str, float]:
         tolerance = result.get("fault_tolerance", {})
         self._restarts = int(tolerance.get("num_remote_worker_restarts", 0))
-        self._healthy = int(tolerance.get("num_healthy_workers", self.workers)) or None
-        return {"workers_healthy": float(self._healthy or self.workers), "workers_restarted": float(self._restarts)}
+        healthy = tolerance.get("num_healthy_workers", self.workers) if self._runners else 1
+        return {"workers_healthy": float(healthy), "workers_restarted": float(self._restarts)}
 
     def notes(self) -> list[str]:
         new, self._told_restarts = self._restarts - self._told_restarts, self._restarts
         return [f"{new} env runner(s) lost and replaced by RLlib"] if new > 0 else []
 
     def evaluate(self, episodes: int, *, stochastic: bool, number: int) -> list[Episode]:
-        if stochastic and self._squash:
-            raise UserError(
-                "eval.stochastic=true is not for sac on --engine rllib: our copy of its policy has no noise"
-            )
         self._copy_policy()
         envs = eval_envs(episodes)
         if self._eval_env is None or self._eval_env.num_envs != envs:
@@ -303,7 +302,10 @@ class RllibEngine(Engine):
         return play(self._eval_env, self.policy, episodes, rng=rng)
 
     def _copy_policy(self) -> None:
-        self.policy.load(from_rllib(self.config, _weights(self._algorithm), self.policy.state()))
+        own = self.policy.state()
+        if "epsilon" in own:
+            own["epsilon"] = np.asarray(rllib_settings.epsilon_at(self.config, self._steps))
+        self.policy.load(from_rllib(self.config, _weights(self._algorithm), own))
 
     def state(self) -> dict[str, Any]:
         self._copy_policy()
@@ -364,8 +366,24 @@ def _number(value: Any, *, keep: bool = False) -> float | None:
 def _append(path: Path, result: Mapping[str, Any]) -> None:
     """RLlib's own words, with the classic names beside them."""
     runners = result.get("env_runners", {})
-    row = {key: value for key, value in result.items() if key != "config"}
-    row["env_runners"] = {key: value for key, value in runners.items() if key != EPISODES}
-    row |= {old: runners[new] for old, new in CLASSIC.items() if new in runners}
+    row = {key: _said(value) for key, value in result.items() if key != "config"}
+    row["env_runners"] = {key: _said(value) for key, value in runners.items() if key != EPISODES}
+    row |= {old: row["env_runners"][new] for old, new in CLASSIC.items() if new in runners}
     with path.open("a") as file:
-        file.write(json.dumps(plain(row), default=str) + "\n")
+        file.write(json.dumps(row) + "\n")
+
+
+def _said(value: Any) -> Any:
+    """For JSON; of what it cannot hold, the text."""
+    try:
+        return plain(value)
+    except TypeError:
+        return str(value)
+
+
+def _cut(path: Path, iteration: int) -> None:
+    """Rows of after the checkpoint go, as those of the other files do."""
+    if path.exists():
+        rows = [row for row in read_lines(path) if row.get("training_iteration", 0) <= iteration]
+        with replacing(path) as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -44,6 +44,8 @@ def check(config: RunConfig) -> None:
         if value != type(model).model_fields[field].default:
             shown = str(value).lower() if isinstance(value, bool) else value
             raise UserError(f"{key}={shown} is not for --engine rllib: {why}")
+    if not config.model.hidden:
+        raise UserError("model.hidden=[] is not for --engine rllib: its networks have a hidden layer at least")
     if config.algo == "sac" and config.model.shared:
         raise UserError("model.shared=true is not for sac on --engine rllib: actor and critics have nothing in common")
     if config.algo == "dqn" and config.dqn.dueling and not config.model.shared:
@@ -138,6 +140,12 @@ def model_of(config: RunConfig, *, continuous: bool) -> dict[str, Any]:
     return common | {"vf_share_layers": model.shared, "free_log_std": continuous}
 
 
+def epsilon_at(config: RunConfig, steps: int) -> float:
+    """Share of random actions of DQN after so many steps."""
+    (_, first), (end, last) = _epsilon(config)
+    return float(first + (last - first) * min(1.0, steps / end))
+
+
 def override(settings: Settings, given: Mapping[str, Any], accepted: Mapping[str, str]) -> None:
     """`engine.rllib` into `settings`. `accepted`: each name that RLlib knows, and the method that takes it."""
     for name, value in given.items():
@@ -215,10 +223,15 @@ def _dqn(hyper: DQNConfig, config: RunConfig, steps: int, workers: int) -> dict[
         "double_q": hyper.double,
         "dueling": hyper.dueling,
         "n_step": hyper.n_step,
-        "epsilon": [[0, hyper.epsilon_start], [max(1, round(hyper.epsilon_fraction * budget)), hyper.epsilon_end]],
+        "epsilon": _epsilon(config),
         "target_network_update_freq": max(1, round(hyper.target_update_every * steps / hyper.gradient_steps)),
         "tau": hyper.target_tau,
     }
+
+
+def _epsilon(config: RunConfig) -> list[list[float]]:
+    hyper, budget = config.dqn, config.stop.total_steps or 0
+    return [[0, hyper.epsilon_start], [max(1, round(hyper.epsilon_fraction * budget)), hyper.epsilon_end]]
 
 
 def _sac(hyper: SACConfig, learners: int) -> dict[str, Any]:
