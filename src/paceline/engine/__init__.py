@@ -36,6 +36,9 @@ def make_engine(config: RunConfig, *, resumes: int = 0) -> Engine:
 
     Deadline(os.environ)  # a bad one is told before anything is written
     if choose(config) == "rllib":
+        from paceline.engine import rllib_settings
+
+        rllib_settings.check(config)
         missing = [name for name in RLLIB_PACKAGES if not catalog.is_installed(name)]
         if missing:
             raise UserError(f"--engine rllib needs {', '.join(missing)}: pip install 'paceline[rllib]'")

@@ -72,7 +72,6 @@ class RllibEngine(Engine):
     name = "rllib"
 
     def __init__(self, config: RunConfig, *, resumes: int = 0) -> None:
-        rllib_settings.check(config)
         self.config = config
         engine = config.engine
         env = make_scalar(config.env)  # what is wrong with it shows before Ray is started

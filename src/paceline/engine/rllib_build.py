@@ -6,14 +6,16 @@ import importlib
 import inspect
 import logging
 import os
+import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from paceline.config import RunConfig, UserError
 from paceline.engine import rllib_settings
+from paceline.engine.base import TrainingError
 from paceline.engine.rllib_env import EnvMaker, note_episode
 from paceline.engine.rllib_settings import Settings
 from paceline.ship import Parcel
@@ -37,10 +39,21 @@ def build(config: RunConfig, settings: Settings, parcel: Parcel, *, continuous: 
         for method, arguments in settings.items():
             getattr(theirs, method)(**arguments)
         theirs.validate()
-        with _own_folder(), _quiet():
-            return theirs.build_algo()
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise UserError(f"RLlib does not take these settings: {' '.join(str(error).split())[:400]}") from error
+        raise UserError(f"RLlib does not take these settings: {_line(str(error))}") from error
+    said: list[str] = []
+    try:
+        with _own_folder(), _quiet(said):
+            return theirs.build_algo()
+    except Exception as error:  # RLlib lets whatever happens in its processes turn into something else here
+        causes = [line for line in "".join(said).splitlines() if re.match(r"\s*[\w.]*(Error|Exception)\b", line)]
+        raise TrainingError(
+            f"RLlib could not be started: {_line(causes[-1] if causes else f'{type(error).__name__}: {error}')}"
+        ) from error
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:400]
 
 
 def nodes_of(algorithm: Any, *, local: bool) -> int:
@@ -67,26 +80,29 @@ def _accepted(theirs: Any) -> dict[str, str]:
 
 @contextmanager
 def _own_folder() -> Iterator[None]:
-    """RLlib makes an empty folder below ~/ray_results for each algorithm: let it be where Ray's own files are."""
+    """RLlib makes a folder below ~/ray_results for each algorithm, and puts nothing into it."""
     trainable: Any = importlib.import_module("ray.tune.trainable.trainable")
     before = trainable.DEFAULT_STORAGE_PATH
-    session = importlib.import_module("ray")._private.worker._global_node.get_session_dir_path()
-    trainable.DEFAULT_STORAGE_PATH = str(Path(session) / "rllib")
-    try:
-        yield
-    finally:
-        trainable.DEFAULT_STORAGE_PATH = before
+    with tempfile.TemporaryDirectory(prefix="pl-") as folder:
+        trainable.DEFAULT_STORAGE_PATH = folder
+        try:
+            yield
+        finally:
+            trainable.DEFAULT_STORAGE_PATH = before
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Ray's C++ warns of what RLlib does. It writes to the file of standard error, past Python."""
+def _quiet(said: list[str]) -> Iterator[None]:
+    """Ray's C++ warns of what RLlib does. It writes to the file of standard error, past Python: into `said` instead."""
     sys.stderr.flush()
-    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            said.append(file.read().decode(errors="replace"))

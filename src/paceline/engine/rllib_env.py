@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import Any
 
 import gymnasium
@@ -10,7 +11,7 @@ from gymnasium import spaces
 
 from paceline.config import RunConfig, UserError
 from paceline.env.make import Env, make_scalar
-from paceline.ship import Parcel, unpack
+from paceline.ship import Parcel, clean, unpack
 from paceline.spaces import ActionCodec, ObservationCodec
 
 EPISODES = "paceline_episodes"
@@ -24,6 +25,8 @@ class EnvMaker:
         self.config, self.parcel = config, parcel
 
     def __call__(self, context: Any) -> Env:
+        if self.parcel.roots:
+            atexit.register(clean, self.parcel)
         return as_rllib_takes_it(make_scalar(unpack(self.parcel, self.config).env))
 
 
