@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline import rllib_keys
-from paceline.cli import TRAIN_FLAGS
+from paceline.cli import TRAIN_FLAGS, make_parser
 from paceline.config import ALGORITHM_NAMES, RunConfig
 from paceline.engine.sizes import Machine, estimate, fit, look, workers_of
+from paceline.launch.profile import Profile
 from paceline.resolve import keys, presets, resolve_tree
 from paceline.run.metrics import EVAL_METRICS, METRICS, Metric
 
@@ -45,6 +46,22 @@ def settings() -> str:
 
 def flags() -> str:
     return _table(["flag", "key", ""], [[_code(flag), _code(key), text] for flag, (key, text) in TRAIN_FLAGS.items()])
+
+
+def options_of(verb: str) -> str:
+    """The options of a verb that has no keys, from its parser."""
+    verbs = next(action.choices for action in make_parser()._actions if isinstance(action.choices, dict))
+    rows = []
+    for action in verbs[verb]._actions:
+        if action.option_strings and "--help" not in action.option_strings:
+            value = f" {action.metavar}" if action.metavar else ""
+            rows.append([", ".join(_code(f"{flag}{value}") for flag in action.option_strings), action.help or ""])
+    return _table(["option", ""], rows)
+
+
+def profile() -> str:
+    rows = [[_code(name), field.description or ""] for name, field in Profile.model_fields.items()]
+    return _table(["key", "meaning"], rows)
 
 
 def preset_list() -> str:
@@ -104,6 +121,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": settings,
     "flags": flags,
     "presets": preset_list,
+    "launch-options": lambda: options_of("launch"),
+    "submit-options": lambda: options_of("submit"),
+    "profile": profile,
     "room": room,
     "metrics": metrics,
     "eval-metrics": eval_metrics,
@@ -117,7 +137,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is stale")
     check = parser.parse_args().check
     stale = []
-    for path in sorted(DOCS.glob("*.md")):
+    for path in sorted(DOCS.rglob("*.md")):
         old = path.read_text(encoding="utf-8")
         new = BLOCK.sub(_fill, old)
         if new != old:

@@ -29,14 +29,16 @@ from paceline.resolve import keys, merge, read_file
 from paceline.run.directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md"]
 EXTENDING = ROOT / "docs/extending.md"
 MADE_BY_BENCH = ("benchmarks/results/latest.md", "benchmarks/results/scaling.md")
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[a-z ]+): (?P<note>[^\n]*) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
 )
-OF_OTHER_PROGRAMS = {"--logdir", "--port", "--head"}
+OF_OTHER_PROGRAMS = {"--logdir", "--port", "--head", "--signal", "--requeue", "--project"}
+OF_OTHER_PROGRAMS |= {"--rm", "--init", "--user", "--network", "--ipc"}  # docker
+OF_OTHER_PROGRAMS |= {"--index-url", "--no-index", "--find-links"}  # pip
 MARKS = {"", "not run", "file", "given", "example", "source"}
 SECONDS = 60.0
 
@@ -229,9 +231,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def ours(page: Path) -> str:
-    """The text of a page; of the tables in migrating.md the right side alone, which is ours."""
+    """The text of a page; of tables that stand for what was done before the right side alone, which is ours."""
     text = page.read_text(encoding="utf-8")
-    if page.stem == "migrating":
+    if page.stem == "migrating" or page.parent.name == "clusters":
         text = "\n".join(line.split(" | ", 1)[-1] for line in text.splitlines())
     return text
 

@@ -87,9 +87,27 @@ def make_parser() -> Parser:
     plot.add_argument("--smooth", type=int, default=1, metavar="K", help="moving average over K rows")
     plot.add_argument("-o", "--output", required=True, metavar="FILE", help="a .png, .svg or .pdf file")
     plot.set_defaults(run=_plot)
-    doctor = verbs.add_parser("doctor", help="what would go wrong on this machine, and what to do")
+    from paceline.launch.jobs import add_jobs
+    from paceline.launch.status import add_status
+    from paceline.launch.submit import add_submit
+
+    add_submit(verbs)
+    add_jobs(verbs)
+    add_status(verbs)
+    doctor = verbs.add_parser(
+        "doctor",
+        help="what would go wrong on this machine or these hosts, and what to do",
+        description="Looks at this machine; inside an allocation, or with --hosts, at all hosts and what is between.",
+    )
+    doctor.add_argument("--hosts", metavar="FILE", help="hosts to reach by ssh, as for launch")
+    doctor.add_argument("--interface", metavar="IF", help="network between the hosts, as for launch")
     doctor.add_argument("--out", default="runs", help="the folder the runs would go to")
     doctor.set_defaults(run=_doctor)
+    from paceline.launch.launch import add_launch
+    from paceline.launch.private import add_cluster
+
+    add_launch(verbs)
+    add_cluster(verbs)
     return parser
 
 
@@ -273,9 +291,9 @@ def _bench_suite(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from paceline.launch.doctor import run_doctor
+    from paceline.launch.rounds import run_doctor
 
-    return run_doctor(options.out)
+    return run_doctor(options.out, options.hosts, options.interface)
 
 
 def _print_train_help(parser: Parser) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +16,9 @@ import pytest
 
 import paceline
 from paceline.api import Run
-from paceline.config import RunConfig
+from paceline.config import EngineConfig, RunConfig
 from paceline.engine import choose, cluster_address
+from paceline.engine.ray_cluster import Cluster
 from paceline.env import catalog
 from paceline.run import checkpoint
 
@@ -239,3 +241,12 @@ def test_a_bad_environment_is_the_users_input(here: Path, command: Callable[...,
 def test_more_workers_than_environments_to_share(here: Path, cli: Callable[..., Any]) -> None:
     result = cli("train", "--env", "CartPole-v1", "--workers", "9", "--envs-per-worker", "8", "--preset", "none")
     assert result.code == 2 and "engine.scaling=weak" in result.err
+
+
+def test_nobody_else_can_exchange_the_token() -> None:
+    cluster = Cluster(EngineConfig(), 1)
+    try:
+        folder = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700  # Ray opens the one it is given to everybody
+    finally:
+        cluster.close()

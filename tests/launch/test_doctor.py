@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.launch import doctor
-from paceline.launch.doctor import Finding, findings, run_doctor
+from paceline.launch.doctor import Finding, findings
+from paceline.launch.rounds import run_doctor, symbols
 from paceline.machine import CoreFacts
 
 REPOSITORY = Path(__file__).parents[2]
@@ -78,11 +79,11 @@ def test_a_folder_that_refuses_files_fails(tmp_path: Path) -> None:
     refused = Path("/proc") if sys.platform == "linux" else tmp_path  # refuses even root
     if refused == tmp_path:
         tmp_path.chmod(0o500)
-    assert doctor._output(str(refused / "runs")).level == "fail"
+    assert doctor.output(str(refused / "runs")).level == "fail"
 
 
 def test_a_folder_yet_to_be_made_is_fine(tmp_path: Path) -> None:
-    assert doctor._output(str(tmp_path / "a" / "b")).level in ("ok", "warn")
+    assert doctor.output(str(tmp_path / "a" / "b")).level in ("ok", "warn")
     assert not (tmp_path / "a").exists()
 
 
@@ -232,8 +233,8 @@ def test_shared_memory(tmp_path: Path) -> None:
 
 
 def test_letters_where_the_terminal_has_no_tick() -> None:
-    assert doctor._symbols("ascii") == {"ok": "+", "warn": "!", "fail": "x"}
-    assert doctor._symbols("utf-8")["fail"] == "✗"
+    assert symbols("ascii") == {"ok": "+", "warn": "!", "fail": "x"}
+    assert symbols("utf-8")["fail"] == "✗"
 
 
 def test_doctor_imports_no_heavy_library() -> None:

@@ -92,12 +92,13 @@ class Cluster:
             raise
 
     def _start(self, cpus: int, gpus: int, dashboard: bool) -> None:
-        # Unix sockets have short names, so the folder must too; it is private, like the token in it.
+        # Unix sockets have short names, so the folder must too; it is private, like the token in it. Ray opens its own
+        # to everybody, so that is another one, inside.
         self._folder = Path(tempfile.mkdtemp(prefix="pl-", dir="/tmp" if Path("/tmp").is_dir() else None))
         token = self._folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
-        self._set({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(self._folder)})
+        self._set({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_TMPDIR": str(self._folder / "r")})
         low, high = OBJECT_STORE_BYTES
         with _quiet(), _loopback():
             self.ray.init(
@@ -107,7 +108,7 @@ class Cluster:
                 include_dashboard=dashboard,
                 object_store_memory=int(min(high, max(low, OBJECT_STORE_SHARE * machine.memory_limit_bytes()))),
                 _node_ip_address="127.0.0.1",
-                _temp_dir=str(self._folder),
+                _temp_dir=str(self._folder / "r"),
                 log_to_driver=False,
                 configure_logging=False,
             )

@@ -1,4 +1,4 @@
-"""`paceline doctor`: what would go wrong on this machine, and what to do about it."""
+"""What would go wrong on one machine, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -81,12 +80,12 @@ class Finding:
 def findings(out: str = "runs") -> list[Finding]:
     """Everything that was looked at, good or bad. `out` is the folder the runs would go to. Changes nothing."""
     found = [_python(), *_packages()]
-    if _version("torch"):
+    if installed_version("torch"):
         found.append(_torch())
     found += _extras()
     found += _old_gym()
     found.append(_families())
-    if _version("psutil"):  # without it the machine can't be looked at, and that is a failure already
+    if installed_version("psutil"):  # without it the machine can't be looked at, and that is a failure already
         facts = machine.core_facts()
         found += [
             _cores(facts),
@@ -94,24 +93,8 @@ def findings(out: str = "runs") -> list[Finding]:
             *_threads(facts.ours),
         ]
         found += [*_load(facts.ours, machine.load_average()), *_governor(machine.governor())]
-    found += [_shared_memory(), *_limits(), _preload(), _display(), _output(out)]
+    found += [_shared_memory(), *_limits(), _preload(), _display(), output(out)]
     return found
-
-
-def run_doctor(out: str = "runs") -> int:
-    """Print the findings; 1 when something fails, else 0."""
-    found = findings(out)
-    symbols = _symbols(sys.stdout.encoding)
-    column = max(len(finding.subject) for finding in found)
-    width = max(60, min(120, shutil.get_terminal_size().columns))
-    for finding in found:
-        head = f"{symbols[finding.level]} {finding.subject:<{column}}  "
-        print(_hang(head, finding.text, width))
-        if finding.level != "ok" and finding.fix:
-            print(_hang(" " * len(head) + "fix: ", finding.fix, width))
-    counts = {level: sum(finding.level == level for finding in found) for level in ("ok", "warn", "fail")}
-    print(f"\n{counts['ok']} ok, {_plural(counts['warn'], 'warning')}, {_plural(counts['fail'], 'failure')}")
-    return 1 if counts["fail"] else 0
 
 
 def _python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
@@ -123,7 +106,7 @@ def _python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
 
 def _packages() -> Iterator[Finding]:
     for name, least in NEEDED.items():
-        version = _version(name)
+        version = installed_version(name)
         if version is None:
             yield Finding("fail", name, "is not installed", "pip install paceline")
         elif _numbers(version) < _numbers(least):
@@ -153,7 +136,7 @@ def _torch(seconds: float = TORCH_SECONDS) -> Finding:
 
 def _extras() -> Iterator[Finding]:
     for name, (extra, purpose) in EXTRAS.items():
-        version = _version(name)
+        version = installed_version(name)
         if version is None:
             yield Finding("ok", name, f"absent; for {purpose}: pip install {_brought_by(name, extra)}")
             continue
@@ -175,14 +158,14 @@ def _brought_by(name: str, extra: str) -> str:
 
 
 def _old_gym() -> Iterator[Finding]:
-    version = _version("gym")
-    if version and not _version("envpool"):  # envpool itself imports gym, so there it belongs
+    version = installed_version("gym")
+    if version and not installed_version("envpool"):  # envpool itself imports gym, so there it belongs
         text = f"{version} is installed: it is no longer kept up, and its environments don't work here"
         yield Finding("warn", "gym", text, "pip uninstall gym; environments come from gymnasium")
 
 
 def _families() -> Finding:
-    installed = [family for family, name in FAMILIES.items() if _version(name)]
+    installed = [family for family, name in FAMILIES.items() if installed_version(name)]
     return Finding("ok", "environments", ", ".join(installed) or "none")
 
 
@@ -201,7 +184,7 @@ def _cores(facts: machine.CoreFacts) -> Finding:
 
 def _memory(limit: int, cgroup: int | None) -> Finding:
     bounded = " (limited by the cgroup of this container or job)" if cgroup is not None and cgroup <= limit else ""
-    text = f"{_size(limit)}{bounded}"
+    text = f"{size(limit)}{bounded}"
     if limit < 2 * GB:
         return Finding("warn", "memory", f"{text} is little", "ask for at least 2 GB, or use few environments")
     return Finding("ok", "memory", text)
@@ -211,13 +194,13 @@ def _threads(ours: int) -> Iterator[Finding]:
     for name in THREAD_VARIABLES:
         value = os.environ.get(name, "").split(",")[0].strip()  # OMP_NUM_THREADS may be a list, one per nesting level
         if value.isdecimal() and int(value) > ours:
-            text = f"{value} is more than the {_plural(ours, 'core')} we own: threads would wait for each other"
+            text = f"{value} is more than the {plural(ours, 'core')} we own: threads would wait for each other"
             yield Finding("warn", name, text, f"unset {name}")
 
 
 def _load(ours: int, load: tuple[float, float, float] | None) -> Iterator[Finding]:
     if load is not None and load[0] > ours:
-        text = f"{load[0]:.1f} is above our {_plural(ours, 'core')}: timings will suffer"
+        text = f"{load[0]:.1f} is above our {plural(ours, 'core')}: timings will suffer"
         yield Finding("warn", "load", text, "wait for the other work to end before measuring speed")
     elif load is not None:
         yield Finding("ok", "load", f"{load[0]:.1f}")
@@ -238,7 +221,7 @@ def _shared_memory(path: Path = Path("/dev/shm")) -> Finding:
             return Finding("warn", "shared memory", f"there is no {path}: environments in processes won't start", fix)
         return Finding("ok", "shared memory", "not a folder on this system")
     usage = shutil.disk_usage(path)
-    text = f"{path}: {_size(usage.free)} free of {_size(usage.total)}"
+    text = f"{path}: {size(usage.free)} free of {size(usage.total)}"
     if usage.free < 64 * MB:
         return Finding("warn", "shared memory", text, f"empty {path}, or start the container with --shm-size=1g")
     return Finding("ok", "shared memory", text)
@@ -280,7 +263,7 @@ def _display() -> Finding:
     return Finding("ok", "display", f"none: videos are drawn off screen, --render has nowhere to show ({hint})")
 
 
-def _output(out: str) -> Finding:
+def output(out: str) -> Finding:
     folder = Path(out).expanduser().absolute()
     elsewhere = "choose another folder with --out DIR"
     while not os.path.lexists(folder) and folder != folder.parent:
@@ -295,13 +278,13 @@ def _output(out: str) -> Finding:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return Finding("fail", "output folder", f"{out}: can't write in {folder} ({error.strerror})", elsewhere)
-    text = f"{out}: writable, {_size(free)} free"
+    text = f"{out}: writable, {size(free)} free"
     if free < GB:
         return Finding("warn", "output folder", text, f"make room, or {elsewhere}")
     return Finding("ok", "output folder", text)
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -329,29 +312,9 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _size(amount: int) -> str:
+def size(amount: int) -> str:
     return f"{amount / GB:.1f} GB" if amount >= GB else f"{amount / MB:.0f} MB"
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _symbols(encoding: str | None) -> dict[str, str]:
-    """Tick and cross, or letters on a terminal that has neither."""
-    try:
-        "✓✗".encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return {"ok": "+", "warn": "!", "fail": "x"}
-    return {"ok": "✓", "warn": "!", "fail": "✗"}
-
-
-def _hang(head: str, text: str, width: int) -> str:
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

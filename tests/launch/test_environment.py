@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+from paceline.launch import environment
+from paceline.launch.hosts_file import Hosts, Machine
+from paceline.launch.remote import Reach
+
+
+def test_the_wheel_is_this_paceline(tmp_path: Path) -> None:
+    name, data = environment.make_wheel()
+    assert environment.make_wheel() == (name, data)
+    (tmp_path / name).write_bytes(data)
+    words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
+    subprocess.run([*words, str(tmp_path / "into"), str(tmp_path / name)], check=True, timeout=60)
+    assert (tmp_path / "into/paceline/launch/environment.py").read_bytes() == Path(environment.__file__).read_bytes()
+    assert (tmp_path / "into/bin/paceline").exists() and list((tmp_path / "into/paceline/presets").glob("*.yaml"))
+    with zipfile.ZipFile(tmp_path / name) as wheel:
+        assert not any("__pycache__" in each for each in wheel.namelist())
+
+
+def test_versions_are_those_installed_here() -> None:
+    pins = list(environment.pins())
+    assert f"torch=={metadata.version('torch').partition('+')[0]}" in pins
+    assert not any(pin.startswith("paceline==") or "+" in pin for pin in pins)  # this one comes as a wheel
+
+
+def test_another_wish_is_another_environment() -> None:
+    plain = Hosts(name="lab", hosts=("a",))  # type: ignore[arg-type]
+    first = environment.describe(plain)
+    assert first.digest == environment.describe(plain).digest and "ray" in first.requirements[0]
+    more = environment.describe(plain.model_copy(update={"install": ["mobile-env"]}))
+    assert more.digest != first.digest and more.requirements[1:] == ("mobile-env",)
+
+
+def test_a_command_in_a_container_and_its_variables(tmp_path: Path) -> None:
+    hosts = Hosts(name="lab", hosts=("localhost",), container="env WHERE={workdir}")  # type: ignore[arg-type]
+    before = environment.inside(hosts, str(tmp_path), "/opt/x y/bin/python", ["PYTHONPATH='/a b'"])
+    said = Reach(Machine(target="localhost")).run(before + "sh -c 'echo $WHERE $PYTHONPATH; echo $PATH'").splitlines()
+    assert said[0] == f"{tmp_path} /a b" and said[1].startswith("/opt/x y/bin:")
+
+
+def test_what_does_not_fit() -> None:
+    good: dict[str, str | None] = {
+        "python": "3.11", "ray": "2.60", "torch": "2.13", "paceline": metadata.version("paceline"),
+    }  # fmt: skip
+    assert environment.differences({"a": good, "b": dict(good)}) == []
+    lines = environment.differences({"a": good, "b": {**good, "ray": None}, "c": {**good, "python": "3.12"}})
+    assert len(lines) == 2 and "b: ray is not installed" in lines[0] and "c: python 3.12, on a 3.11" in lines[1]
+    assert "here" in environment.differences({"a": {**good, "paceline": "9.9"}})[0]

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.launch import mpi
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "2", "PMIX_NAMESPACE": "17@1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        (OPEN_MPI, (2, 4)),
+        ({"PMI_RANK": "0", "PMI_SIZE": "8"}, (0, 8)),
+        ({"PALS_RANKID": "3", "PALS_SIZE": "5", "PMI_RANK": "9", "PMI_SIZE": "99"}, (3, 5)),
+        ({"ALPS_APP_PE": "1", "COBALT_JOBSIZE": "16"}, (1, 16)),
+        ({"ALPS_APP_PE": "1"}, (1, 0)),
+        ({"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}, (1, 2)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, None),  # the batch script
+        ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"}, None),  # salloc's shell
+        ({"SLURM_PROCID": "0", **OPEN_MPI}, (2, 4)),  # mpirun in a batch script
+        ({"PMI_RANK": "what"}, None),
+        (
+            {"PMIX_RANK": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"},
+            None,
+        ),  # --pty
+        ({"PALS_RANKID": "1", "PALS_LOCAL_SIZE": "1", "PMI_SIZE": "2"}, (1, 2)),  # one process a host, not one in all
+    ],
+    ids=str,
+)
+def test_ranks(environ: dict[str, str], expected: tuple[int, int] | None) -> None:
+    assert mpi.ranks(environ) == expected
+
+
+def test_the_processes_of_one_launch_meet_and_those_of_another_do_not() -> None:
+    other_rank = {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}
+    assert mpi.launch_id(OPEN_MPI) == mpi.launch_id(other_rank)
+    assert mpi.launch_id(OPEN_MPI) != mpi.launch_id({**OPEN_MPI, "PMIX_NAMESPACE": "18@1"})
+    found = mpi.allocation(OPEN_MPI)
+    assert found is not None and (found.rank, found.size, found.hosts) == (2, 4, ())
+
+
+def test_mpich_names_no_launch() -> None:
+    """On several hosts nothing may be taken that differs between them; on one, two launches at once are told apart."""
+    there = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "1", "MPIR_CVAR_CH3_INTERFACE_HOSTNAME": "node1"}
+    assert mpi.launch_id(there) == mpi.launch_id({**there, "MPIR_CVAR_CH3_INTERFACE_HOSTNAME": "node2"})
+    one = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+    assert mpi.launch_id(one) == mpi.launch_id({**one, "PMI_RANK": "1"}) != mpi.launch_id(there)
