@@ -67,9 +67,7 @@ def vtrace(
     return advantage, target
 
 
-def n_step(
-    reward: Floats, value: Floats, terminated: Bools, truncated: Bools, *, gamma: float, n: int
-) -> Floats:
+def n_step(reward: Floats, value: Floats, terminated: Bools, truncated: Bools, *, gamma: float, n: int) -> Floats:
     """The sum of the next `n` discounted rewards and the value after them, `[T, N]`; of fewer where an episode or the
     rollout ends. `value [T+1, N]`."""
     steps, discount = len(reward), np.float32(gamma)

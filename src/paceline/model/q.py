@@ -238,6 +238,7 @@ class QPolicy(Policy):
         self.fast: FastMlp | None = None
         if observation.images:
             keep_freed_memory()
+        self.threads = 1
         self.keeps_values = hyper.prioritized
         """Whether acting notes the value of the action and that of the best one."""
         self.head = EpsilonGreedy(action.nvec[0], 0.0 if noisy is not None else hyper.epsilon_start)
@@ -293,5 +294,3 @@ def make_policy(config: RunConfig, observation: ObservationCodec, action: Action
     if config.algo == "dqn":
         return QPolicy(observation, action, config.model, config.dqn, seed=seed, normalize_observation=normalize)
     return Policy(observation, action, config.model, seed=seed, normalize_observation=normalize)
-
-
