@@ -181,7 +181,7 @@ def test_images_stay_bytes() -> None:
 
 
 def test_too_small_says_what_it_takes() -> None:
-    with pytest.raises(UserError, match="replay_size=12 is too small.*needs 18"):
+    with pytest.raises(UserError, match=r"replay_size=12 is too small.*needs 18"):
         make(World(), 12).add(World().rollout(4), continues=True)
 
 

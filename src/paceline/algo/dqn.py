@@ -1,9 +1,9 @@
-"""Deep Q-learning (Mnih et al., 2015) from replay, with its usual improvements, each by itself: double, dueling, n-step,
-prioritised drawing, noisy networks.
+"""Deep Q-learning (Mnih et al., 2015) from replay, with its usual improvements, each by itself: double, dueling,
+n-step, prioritised drawing, noisy networks.
 
-A rollout goes into the replay; then some optimizer steps follow, each with rows drawn from there. The target of a row is
-the discounted sum of its next rewards and, where the episode goes on, what the target network says the state after them
-is worth.
+A rollout goes into the replay; then some optimizer steps follow, each with rows drawn from there. The target of a row
+is the discounted sum of its next rewards and, where the episode goes on, what the target network says the state after
+them is worth.
 """
 
 from __future__ import annotations
@@ -57,9 +57,8 @@ class DQN(Algorithm):
         self.optimizer = Adam(policy.parameters, policy.gradient, eps=1e-8)
         self.replay: Replay | None = None  # from the first rollout on, which says how wide it is
         self._folder: Path | None = None
-        self.follows = True
-        """Whether a rollout begins where the last one ended: they are of one collector."""
-        self._continues = False
+        self._continues = False  # the next rollout begins where the last one ended
+        self._exponent = 1.0  # of epsilon
         self.target_updates = self.steps_sampled = self.steps_trained = 0
         self._told = ""
         self._recent = Recent(hyper.rounds * hyper.gradient_steps)
@@ -75,6 +74,10 @@ class DQN(Algorithm):
 
     def interrupted(self) -> None:
         self._continues = False
+
+    def act_as(self, actor: int, actors: int) -> None:
+        """As in Ape-X each has an epsilon of its own: the first that of the schedule, the last next to none."""
+        self._exponent = 1 + self.hyper.epsilon_power * actor / max(1, actors - 1)
 
     def notes(self) -> list[str]:
         told, self._told = [self._told] if self._told else [], ""
@@ -112,7 +115,7 @@ class DQN(Algorithm):
             self.policy.normalizer_changed()
         priority = self._first_priorities(batch) if self.hyper.prioritized else None
         self.replay.add(batch, continues=self._continues, priority=priority)
-        self._continues = self.follows
+        self._continues = True
         self.steps_sampled += batch.env_steps
         return self.replay
 
@@ -277,15 +280,19 @@ class DQN(Algorithm):
 
     def load_weights(self, weights: Weights) -> None:
         super().load_weights(weights)
-        self.policy.head.epsilon = float(weights["epsilon"][0])
+        self.policy.head.epsilon = float(weights["epsilon"][0]) ** self._exponent
         self._resample()
 
     def state(self) -> dict[str, Any]:
+        return self.snapshot() | {
+            "replay": None if self.replay is None else self.replay.state(),
+            "replay_envs": 0 if self.replay is None else self.replay.num_envs,
+        }
+
+    def snapshot(self) -> dict[str, Any]:
         return super().state() | {
             "target": self.policy.target.parameters.numpy(),
             "noise": self.policy.online.noise.numpy(),
-            "replay": None if self.replay is None else self.replay.state(),
-            "replay_envs": 0 if self.replay is None else self.replay.num_envs,
             "continues": self._continues,
             "counts": [self.target_updates, self.steps_sampled, self.steps_trained],
         }
@@ -296,10 +303,13 @@ class DQN(Algorithm):
         self.policy.online.noise.copy_(_tensor(state["noise"]))
         self.policy.online.refresh()
         self.target_updates, self.steps_sampled, self.steps_trained = state["counts"]
-        if state["replay_envs"]:
+        if "replay_envs" not in state:
+            if self.replay is None and self.steps_sampled:
+                self._told = "the replay starts empty: it was lost with the learner that had it"
+        elif state["replay_envs"]:
             self.replay = self._make_replay(state["replay_envs"])
             self._told = self.replay.load(state["replay"]) or ""
-        self._continues = state["continues"] and bool(self.replay)
+        self._continues = state["continues"] and bool(self.replay)  # in an empty one nothing went before
 
 
 class Recent:
