@@ -22,7 +22,7 @@ TRAIN_FLAGS: dict[str, tuple[str, str]] = {
     "--stop-return": ("stop.return_mean", "stop when the mean return is reached and confirmed by evaluation"),
     "--workers": (
         "engine.workers",
-        "PPO, A2C: processes that collect and learn; A3C, IMPALA, RLlib: actors beside the learner",
+        "PPO, A2C: processes that collect and learn; A3C, IMPALA, DQN, RLlib: actors beside the learner",
     ),
     "--envs-per-worker": ("env.envs_per_worker", "environments stepped together"),
     "--engine": ("engine.name", "auto, local, ray, rllib"),

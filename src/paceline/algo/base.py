@@ -66,6 +66,10 @@ class Algorithm(ABC):
         """The next rollout does not begin where the last one ended."""
         return
 
+    def act_as(self, actor: int, actors: int) -> None:
+        """This one collects for a learner: number `actor` of so many."""
+        return
+
     def notes(self) -> list[str]:
         """What happened since the last call that a user should know."""
         return []
@@ -184,6 +188,10 @@ class Algorithm(ABC):
             "version": self.version,
             "optimizer_steps": self.optimizer_steps,
         }
+
+    def snapshot(self) -> dict[str, Any]:
+        """The same, but for what is too large to be copied at every update: `load` then leaves that as it is."""
+        return self.state()
 
     def load(self, state: dict[str, Any]) -> None:
         self.policy.load(state["policy"])

@@ -1,13 +1,15 @@
-"""Deep Q-learning (Mnih et al., 2015) from replay, with its usual improvements, each by itself: double, dueling, n-step,
-prioritised drawing, noisy networks.
+"""Deep Q-learning (Mnih et al., 2015) from replay, with its usual improvements, each by itself: double, dueling,
+n-step, prioritised drawing, noisy networks.
 
-A rollout goes into the replay; then some optimizer steps follow, each with rows drawn from there. The target of a row is
-the discounted sum of its next rewards and, where the episode goes on, what the target network says the state after them
-is worth.
+A rollout goes into the replay; then some optimizer steps follow, each with rows drawn from there. The target of a row
+is the discounted sum of its next rewards and, where the episode goes on, what the target network says the state after
+them is worth.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import operator
 from collections import deque
@@ -24,11 +26,11 @@ from paceline.algo.optimizers import Adam
 from paceline.algo.returns import n_step
 from paceline.config import DQNConfig
 from paceline.group import Group
+from paceline.model.fast import Twin, Work
 from paceline.model.policy import Policy
 from paceline.model.q import QPolicy
 from paceline.rollout.batch import Batch
 from paceline.rollout.replay import Replay, Sample
-from paceline.spaces import Array
 
 LEAST_PRIORITY = 1e-6  # an error of 0 can be drawn again
 CHUNK_BYTES = 4_000_000  # of observations that are drawn at once, for several optimizer steps
@@ -55,14 +57,14 @@ class DQN(Algorithm):
         self.optimizer = Adam(policy.parameters, policy.gradient, eps=1e-8)
         self.replay: Replay | None = None  # from the first rollout on, which says how wide it is
         self._folder: Path | None = None
-        self.follows = True
-        """Whether a rollout begins where the last one ended: they are of one collector."""
-        self._continues = False
+        self._continues = False  # the next rollout begins where the last one ended
+        self._exponent = 1.0  # of epsilon
         self.target_updates = self.steps_sampled = self.steps_trained = 0
         self._told = ""
         self._recent = Recent(hyper.rounds * hyper.gradient_steps)
         self._gradient = np.zeros((policy.action.nvec[0], hyper.batch_size), np.float32)
         self._rows = np.arange(hyper.batch_size)
+        self._twin: Twin | None = None
         if hyper.exploration == "epsilon" and hyper.learning_starts:
             policy.head.epsilon = 1.0
         self._resample()
@@ -72,6 +74,10 @@ class DQN(Algorithm):
 
     def interrupted(self) -> None:
         self._continues = False
+
+    def act_as(self, actor: int, actors: int) -> None:
+        """As in Ape-X each has an epsilon of its own: the first that of the schedule, the last next to none."""
+        self._exponent = 1 + self.hyper.epsilon_power * actor / max(1, actors - 1)
 
     def notes(self) -> list[str]:
         told, self._told = [self._told] if self._told else [], ""
@@ -109,7 +115,7 @@ class DQN(Algorithm):
             self.policy.normalizer_changed()
         priority = self._first_priorities(batch) if self.hyper.prioritized else None
         self.replay.add(batch, continues=self._continues, priority=priority)
-        self._continues = self.follows
+        self._continues = True
         self.steps_sampled += batch.env_steps
         return self.replay
 
@@ -171,54 +177,72 @@ class DQN(Algorithm):
 
     def _learn_from(self, sample: Sample, steps: int, learning_rate: float) -> Floats:
         """Optimizer steps with a part of the rows each. Returns the error of every row, from before its step."""
-        policy, hyper, size = self.policy, self.hyper, self.hyper.batch_size
-        online = policy.online
-        if online.is_noisy:
+        policy, hyper = self.policy, self.hyper
+        if policy.online.is_noisy:
             policy.target.resample(self.rng)
-        obs, after = policy.prepare(sample.obs), policy.prepare(sample.next_obs)
-        reward = sample.reward * self._reward_scale()
-        later = self._target_values(after)
-        if not hyper.double:
-            target = reward + sample.discount * later.max(axis=0)
-        values, error = np.empty_like(reward), np.empty_like(reward)
+        sample.obs, sample.next_obs = policy.prepare(sample.obs), policy.prepare(sample.next_obs)
+        sample.reward *= self._reward_scale()
+        rows = len(sample.reward)
+        later = np.empty((len(self._gradient), rows), np.float32)
+        values, error = np.empty(rows, np.float32), np.empty(rows, np.float32)
         norm = 0.0
-        for begin in range(0, steps * size, size):
-            part = slice(begin, begin + size)
-            if online.is_noisy:
-                online.resample(self.rng)
-            if hyper.double:
-                best = online.values(after[part]).argmax(axis=0)
-                wanted = reward[part] + sample.discount[part] * later[:, part][best, self._rows]
-            else:
-                wanted = target[part]
-            weight = None if sample.weight is None else sample.weight[part]
-            self._loss_of(sample.action[part], wanted, weight, values[part], error[part])
-            online.learn(obs[part], self._loss)
-            norm += self.apply(learning_rate)
-            if self.optimizer_steps % hyper.target_update_every == 0:
-                policy.target.parameters.lerp_(policy.parameters, hyper.target_tau)
-                self.target_updates += 1
-        if online.is_noisy:
-            online.resample(self.rng)  # for acting, and with the weights of the last step
-        self.steps_trained += steps * size
+
+        def look(piece: slice) -> None:
+            later[:, piece] = policy.target.values(sample.next_obs[piece])
+
+        def step(piece: slice) -> None:
+            nonlocal norm
+            for begin in range(piece.start, piece.stop, hyper.batch_size):
+                part = slice(begin, begin + hyper.batch_size)
+                norm += self._step(sample, part, later, values, error, learning_rate)
+
+        # In pieces: what the target network says of the next one is computed while this one is learned from.
+        length = max(1, PIECE // hyper.batch_size) * hyper.batch_size
+        pieces = [slice(begin, min(begin + length, rows)) for begin in range(0, rows, length)]
+        look(pieces[0])
+        for piece, following in itertools.pairwise(pieces):
+            self._both(functools.partial(step, piece), functools.partial(look, following))
+        step(pieces[-1])
+        if self.optimizer_steps % hyper.target_update_every == 0:
+            policy.target.parameters.lerp_(policy.parameters, hyper.target_tau)
+            self.target_updates += 1
+        self._resample()  # for acting, and with the weights of the last step
+        self.steps_trained += rows
         self._recent.add(steps, values, error, self._huber(error, sample.weight), norm / steps)
         return error
 
-    def _target_values(self, after: Array) -> Floats:
-        """Of the target network, `[K, B]`; in pieces whose memory stays in the caches."""
-        out = np.empty((self._gradient.shape[0], len(after)), np.float32)
-        for begin in range(0, len(after), PIECE):
-            out[:, begin : begin + PIECE] = self.policy.target.values(after[begin : begin + PIECE])
-        return out
+    def _step(
+        self, sample: Sample, part: slice, later: Floats, values: Floats, error: Floats, learning_rate: float
+    ) -> float:
+        """One optimizer step; `later [K, B]` is what the target network says of the states after. Returns the length
+        of the gradient."""
+        online = self.policy.online
+        if online.is_noisy:
+            online.resample(self.rng)
+        if self.hyper.double:
+            best = online.values(sample.next_obs[part]).argmax(axis=0)
+            after = later[:, part][best, self._rows]
+        else:
+            after = later[:, part].max(axis=0)
+        target = sample.reward[part] + sample.discount[part] * after
+        weight = None if sample.weight is None else sample.weight[part]
+        self._current = sample.action[part], target, weight, values[part], error[part]
+        online.learn(sample.obs[part], self._loss)
+        return self.apply(learning_rate)
 
-    def _loss_of(
-        self, action: NDArray[np.int64], target: Floats, weight: Floats | None, values: Floats, error: Floats
-    ) -> None:
-        """Prepare `_loss`, which writes values and errors of its rows."""
-        self._current = action, target, weight, values, error
+    def _both(self, here: Work, there: Work) -> None:
+        """At once, where there is a second core. They have nothing in common."""
+        if self.policy.threads < 2:
+            here()
+            there()
+            return
+        if self._twin is None:
+            self._twin = Twin()
+        self._twin.both(here, there)
 
     def _loss(self, q: Floats) -> Floats:
-        """The gradient of the mean Huber loss, `[K, B]`: only of the actions that were taken."""
+        """The gradient of the mean Huber loss, `[K, B]`: only of the actions that were taken. Writes the values and
+        the errors of its rows."""
         action, target, weight, values, error = self._current
         values[...] = q[action, self._rows]
         np.subtract(values, target, out=error)
@@ -256,15 +280,19 @@ class DQN(Algorithm):
 
     def load_weights(self, weights: Weights) -> None:
         super().load_weights(weights)
-        self.policy.head.epsilon = float(weights["epsilon"][0])
+        self.policy.head.epsilon = float(weights["epsilon"][0]) ** self._exponent
         self._resample()
 
     def state(self) -> dict[str, Any]:
+        return self.snapshot() | {
+            "replay": None if self.replay is None else self.replay.state(),
+            "replay_envs": 0 if self.replay is None else self.replay.num_envs,
+        }
+
+    def snapshot(self) -> dict[str, Any]:
         return super().state() | {
             "target": self.policy.target.parameters.numpy(),
             "noise": self.policy.online.noise.numpy(),
-            "replay": None if self.replay is None else self.replay.state(),
-            "replay_envs": 0 if self.replay is None else self.replay.num_envs,
             "continues": self._continues,
             "counts": [self.target_updates, self.steps_sampled, self.steps_trained],
         }
@@ -275,10 +303,13 @@ class DQN(Algorithm):
         self.policy.online.noise.copy_(_tensor(state["noise"]))
         self.policy.online.refresh()
         self.target_updates, self.steps_sampled, self.steps_trained = state["counts"]
-        if state["replay_envs"]:
+        if "replay_envs" not in state:
+            if self.replay is None and self.steps_sampled:
+                self._told = "the replay starts empty: it was lost with the learner that had it"
+        elif state["replay_envs"]:
             self.replay = self._make_replay(state["replay_envs"])
             self._told = self.replay.load(state["replay"]) or ""
-        self._continues = state["continues"] and bool(self.replay)
+        self._continues = state["continues"] and bool(self.replay)  # in an empty one nothing went before
 
 
 class Recent:

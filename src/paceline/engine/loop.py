@@ -125,9 +125,8 @@ class Loop:
             if not is_out_of_memory(error):
                 raise
             keys = ["env.envs_per_worker", f"{self.config.algo}.rollout_steps"]
-            keys += {"ppo": ["ppo.minibatch_size"], "impala": ["impala.batch_size"], "dqn": ["dqn.replay_size"]}.get(
-                self.config.algo, []
-            )
+            largest = {"ppo": "minibatch_size", "impala": "batch_size", "dqn": "replay_size"}.get(self.config.algo)
+            keys += [f"{self.config.algo}.{largest}"] if largest else []
             raise TrainingError(
                 f"out of memory at iteration {self.counters.iteration + 1}: lower {', '.join(keys[:-1])} or "
                 f"{keys[-1]}. The last checkpoint is whole: start from its weights with --init-from "

@@ -49,7 +49,7 @@ class RayAsyncEngine(RayEngine):
         crew.start(config.engine.start_timeout_seconds)
         self.team = self._make_team(crew)
         self._gradients = ALGORITHMS[config.algo].schedule == "gradients"
-        if self._gradients:
+        if self._gradients or config.algo == "dqn":
             self._count = 1
         else:
             slots = config.env.envs_per_worker * config.hyper.rollout_steps
@@ -85,7 +85,10 @@ class RayAsyncEngine(RayEngine):
         self.pool.publish(int(weights["version"][0]), self.team.weights)
 
     def state(self) -> dict[str, Any]:
-        return {"algorithm": self.team.state(), "collectors": [], "spaces": self.facts.spaces}
+        state = self.team.state()
+        if self.config.algo == "dqn":  # with its replay, which is not copied at every update
+            state = first_result(self.team.crew, lambda member: member.handle.algorithm_state.remote())
+        return {"algorithm": state, "collectors": [], "spaces": self.facts.spaces}
 
     def evaluate(self, episodes: int, *, stochastic: bool, number: int) -> list[Episode]:
         self.actors.admit()
@@ -148,6 +151,7 @@ class RayAsyncEngine(RayEngine):
         for member, report in zip(self.team.crew.members, reports, strict=False):
             member.account(report)
         for report in reports:
+            self.team.crew.messages += report.notes
             for part, seconds in report.seconds.items():
                 clock.add(part, seconds / len(reports))
         for arrival in used:

@@ -213,7 +213,8 @@ def set_threads(wanted: int, policy: Policy, rows: int) -> int:
     if isinstance(policy, QPolicy) and policy.online.fast is not None:
         torch.set_num_threads(1)
         threadpool_limits(1, user_api="blas")
-        return 1
+        policy.threads = min(cores, 2)
+        return policy.threads
     if policy.fast is None:
         # A user's own network over a vector is as small: threads that wait for a core others use cost 20 times more.
         threads = cores if wanted or policy.observation.images else 1

@@ -93,7 +93,8 @@ def look(config: RunConfig) -> tuple[Images | None, bool]:
     if not observation.images:
         return None, False
     device = find_device(config.engine.device, observation, action)
-    on_gpu = device == "cuda" and (choose(config) == "local" or ALGORITHMS[config.algo].schedule != "replicas")
+    learns_there = choose(config) == "local" or ALGORITHMS[config.algo].schedule != "replicas"
+    on_gpu = device == "cuda" and learns_there and config.algo != "dqn"
     row_bytes, parameters = 0, 0
     if config.model.class_ is None:
         net = CnnActorCritic(observation, config.model, action.num_outputs, torch.Generator())

@@ -33,6 +33,7 @@ Work = Callable[[], object]
 ONE = np.float32(1.0)
 MAX_WORKSPACES = 512
 LARGE = 24_000  # elements of a layer from which on torch's fused kernels are worth their greater overhead
+WIDE, FEW = 16_384, 4  # weights of a layer from which on they are for fewer rows, too; and how many rows at least
 MIN_PARALLEL_PRODUCTS = 4_000_000  # multiplications in one tower's forward pass, below which a second thread never pays
 
 
@@ -148,7 +149,10 @@ class Tower:
         shapes = [*[(rows, n) for n in (*hidden, *hidden, *hidden, outputs)], (outputs, rows), (rows,)]
         views = [s[: math.prod(shape)].reshape(shape) for s, shape in zip(self._storage, shapes, strict=True)]
         n = len(hidden)
-        torches = [torch.from_numpy(v) if v.size >= LARGE else None for v in views[: 2 * n]]
+        wide = [rows >= FEW and weight.size >= WIDE for weight in self._weights[:-1]]
+        torches = [
+            torch.from_numpy(v) if v.size >= LARGE or w else None for v, w in zip(views[: 2 * n], wide * 2, strict=True)
+        ]
         space = Workspace(views[:n], views[n : 2 * n], views[2 * n : 3 * n], torches[:n], torches[n:], *views[3 * n :])
         self._workspaces[rows] = space
         return space

@@ -230,6 +230,8 @@ class QPolicy(Policy):
             raise UserError("model.shared=true is for two outputs, and dqn has one: set dqn.dueling=true, too")
         generator = torch.Generator().manual_seed(seed)
         self.net = make_net(observation, action.nvec[0], config, generator, seed, critic=hyper.dueling)
+        if config.class_ is None:
+            _spread(self.net, generator)
         noisy = hyper.noisy_deviation if hyper.exploration == "noisy" else None
         twin = copy.deepcopy(self.net)
         self.online, self.target = (QFunction(net, dueling=hyper.dueling, noisy=noisy) for net in (self.net, twin))
@@ -238,6 +240,7 @@ class QPolicy(Policy):
         self.fast: FastMlp | None = None
         if observation.images:
             keep_freed_memory()
+        self.threads = 1
         self.keeps_values = hyper.prioritized
         """Whether acting notes the value of the action and that of the best one."""
         self.head = EpsilonGreedy(action.nvec[0], 0.0 if noisy is not None else hyper.epsilon_start)
@@ -285,6 +288,16 @@ class QPolicy(Policy):
             self.parameters[len(self.parameters) // 2 :] = torch.from_numpy(np.array(arrays["deviations"]))
         self.target.parameters.copy_(self.parameters)
         self.target.quiet()
+
+
+def _spread(net: nn.Module, generator: torch.Generator) -> None:
+    """Weights and biases uniform between -1 and 1, over the root of the inputs. Biases of 0, as the actor-critics have
+    them, would put all the kinks of a layer of ReLUs through the origin, near which the few numbers that control tasks
+    show stay: values learned there soon run away."""
+    for layer in (module for module in net.modules() if isinstance(module, nn.Linear)):
+        bound = layer.in_features**-0.5
+        for parameter in (layer.weight, layer.bias):
+            nn.init.uniform_(parameter, -bound, bound, generator=generator)
 
 
 def make_policy(config: RunConfig, observation: ObservationCodec, action: ActionCodec, *, seed: int = 0) -> Policy:

@@ -1,7 +1,7 @@
 """Draws an index with a probability in proportion to its weight: a tree of sums, 64 children to a node.
 
-Wide nodes suit numpy: three levels for a quarter of a million leaves, a few calls each for any number of draws. A sum is
-always made anew from its children, so that rounding does not add up over the changes of a long run.
+Wide nodes suit numpy: three levels for a quarter of a million leaves, a few calls each for any number of draws. A sum
+is always made anew from its children, so that rounding does not add up over the changes of a long run.
 """
 
 from __future__ import annotations
