@@ -258,9 +258,9 @@ class RllibEngine(Engine):
         sampling = max(0.0, seconds - sum(spent.values()))
         replay = sum(_number(value) or 0.0 for name, value in timers.items() if name.startswith("replay_buffer"))
         if replay:
-            part = replay / (replay + (_number(timers.get("env_runner_sampling_timer")) or 0.0))
-            clock.add("learn", part * sampling)
-            sampling *= 1 - part
+            of_replay = replay / (replay + (_number(timers.get("env_runner_sampling_timer")) or 0.0))
+            clock.add("learn", of_replay * sampling)
+            sampling *= 1 - of_replay
         share = env / (env + act) if env + act > 0 else 0.5
         clock.add("env", share * sampling)
         clock.add("act", (1 - share) * sampling)
