@@ -8,6 +8,9 @@ truncated: it bootstraps from there.
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -280,4 +283,17 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memm
         except ValueError:  # it is no such file, or cut short
             pass
         path.unlink()
-    return np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=dtype)
+    size, free = math.prod(shape) * dtype.itemsize, shutil.disk_usage(path.parent).free
+    problem = f"{free / 1e9:.1f} GB are free" if size > free else ""
+    if not problem:
+        made = np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=dtype)
+        try:
+            with path.open("r+b") as file:  # now: a write to mapped memory that finds no room would end the process
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            return made
+        except OSError as error:
+            path.unlink()
+            problem = error.strerror or str(error)
+    raise UserError(
+        f"dqn.replay=disk: {path} needs {size / 1e9:.1f} GB ({problem}): lower dqn.replay_size, or choose another --out"
+    )
