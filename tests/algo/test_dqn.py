@@ -210,6 +210,14 @@ def test_epsilon_falls_over_its_part_of_the_budget() -> None:
         assert algorithm.update(rollout(algorithm), remaining)["epsilon"] == pytest.approx(expected)
 
 
+def test_a_replay_smaller_than_what_is_collected_first() -> None:
+    algorithm = make(learning_starts=100, replay_size=60)
+    for k in range(6):
+        metrics = algorithm.update(rollout(algorithm, seed=k), 1.0)
+        assert (metrics["steps_trained"] > 0) is (metrics["steps_sampled"] >= 100) and metrics["replay_rows"] < 60
+    assert algorithm.optimizer_steps > 0
+
+
 def test_priorities_are_errors_of_those_who_acted_and_then_of_the_learner() -> None:
     algorithm = make(prioritized=True, n_step=2, priority_alpha=0.5, learning_starts=1000)
     batch = rollout(algorithm)

@@ -96,7 +96,7 @@ class DQN(Algorithm):
 
     def absorb(self, batch: Batch, remaining: float) -> None:
         replay = self._take(batch)
-        ready = len(replay) >= max(self.hyper.learning_starts, 1)
+        ready = len(replay) > 0 and replay.added >= self.hyper.learning_starts
         if ready:
             self._learn(replay, self.learning_rate(remaining), self._beta(remaining))
         self._explore(remaining, ready)

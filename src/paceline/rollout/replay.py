@@ -72,6 +72,8 @@ class Replay:
         self._written = 0  # rows, ever
         self._mapped_written: NDArray[np.int64] | None = None
         self._filled = 0  # slots that may be drawn
+        self.added = 0
+        """Valid rows, ever."""
         self.tree = SumTree(capacity) if prioritized else None
         if not on_disk:
             self._use(np.zeros(self._shape, self._dtype))
@@ -139,7 +141,9 @@ class Replay:
         self._put(self._reward, begin, batch.reward[:, envs])
         self._put(self._ended, begin, ended)
         self._put(self._valid, begin, batch.valid[:, envs])
-        self._filled += int(np.count_nonzero(batch.valid[:, envs]))
+        valid = int(np.count_nonzero(batch.valid[:, envs]))
+        self._filled += valid
+        self.added += valid
         if self.tree is not None:
             assert priority is not None
             slots = (begin + np.arange(steps)) % self.rows
@@ -235,7 +239,7 @@ class Replay:
             return None
         held = min(self._written + 1, self.rows)  # with the head
         state: dict[str, Any] = {name: getattr(self, f"_{name}")[:held] for name in SMALL}
-        state |= {"written": self._written, "priority": None, "obs": None}
+        state |= {"written": self._written, "added": self.added, "priority": None, "obs": None}
         if self.tree is not None:
             state["priority"] = self.tree.leaves()[: held * self.num_envs]
         if not self._on_disk:
@@ -265,7 +269,7 @@ class Replay:
             leaves = np.zeros(self._valid.size)
             leaves[: held * self.num_envs] = state["priority"]
             self.tree.load(leaves)
-        self._written = written
+        self._written, self.added = written, int(state["added"])
         self._filled = int(np.count_nonzero(self._valid))
         if newest > written:  # their observations are those of rows that were written after the mark
             self._clear((written + 1) % self.rows, min(newest - written, self.rows - 1))
