@@ -274,10 +274,10 @@ class ImpalaConfig(ActorCriticConfig):
 
 class DQNConfig(AlgorithmConfig):
     rollout_steps: Positive = 4
-    """Steps of each environment between two rounds of learning; on `ray`, in one rollout that an actor sends."""
+    """Steps of each environment between two rounds of learning."""
     rounds: Positive = 32
-    """Rounds of collecting and learning in one iteration, that is for one row of metrics. On `ray` each rollout is
-    one."""
+    """Rounds of collecting and learning in one iteration, that is for one row of metrics. On `ray` an actor sends the
+    steps of all of them at once, and the learner makes all their optimizer steps."""
     gradient_steps: Positive = 1
     """Optimizer steps of one round."""
     batch_size: Positive = 64

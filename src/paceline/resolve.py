@@ -46,6 +46,8 @@ def resolve_tree(given: Mapping[str, Any], *, preset: str | None = None) -> tupl
     stop = given.get("stop")
     if isinstance(stop, Mapping) and any(stop.get(key) is not None for key in BUDGETS):
         base.pop("stop", None)  # the user's budget replaces the preset's
+    if isinstance(given.get("model"), Mapping) and given["model"].get("class"):
+        base.pop("model", None)  # and so does the user's network
     config = validate(merge(base, given))
     if not config.stop.has_budget:
         config = validate(merge(base, merge(given, {"stop": {"total_steps": DEFAULT_TOTAL_STEPS}})))

@@ -210,6 +210,14 @@ def test_epsilon_falls_over_its_part_of_the_budget() -> None:
         assert algorithm.update(rollout(algorithm), remaining)["epsilon"] == pytest.approx(expected)
 
 
+def test_a_replay_smaller_than_what_is_collected_first() -> None:
+    algorithm = make(learning_starts=100, replay_size=60)
+    for k in range(6):
+        metrics = algorithm.update(rollout(algorithm, seed=k), 1.0)
+        assert (metrics["steps_trained"] > 0) is (metrics["steps_sampled"] >= 100) and metrics["replay_rows"] < 60
+    assert algorithm.optimizer_steps > 0
+
+
 def test_priorities_are_errors_of_those_who_acted_and_then_of_the_learner() -> None:
     algorithm = make(prioritized=True, n_step=2, priority_alpha=0.5, learning_starts=1000)
     batch = rollout(algorithm)
@@ -280,9 +288,39 @@ def test_a_rollout_from_elsewhere_breaks_episodes_off() -> None:
     assert not replay._valid[24].any() and replay._valid[25:37].all()
 
 
-def test_actors_take_over_weights_and_epsilon() -> None:
-    learner, actor = make(prioritized=True), make(seed=4, prioritized=True)
+def test_actors_take_over_weights_and_have_an_epsilon_of_their_own() -> None:
+    learner = make(prioritized=True, epsilon_start=0.4, epsilon_end=0.4, epsilon_power=7.0)
     learner.update(rollout(learner), 0.5)
-    actor.load_weights(learner.weights())
-    np.testing.assert_array_equal(actor.policy.parameters, learner.policy.parameters)
-    assert (actor.version, actor.policy.head.epsilon) == (1, learner.policy.head.epsilon)
+    epsilons = []
+    for index in range(3):
+        actor = make(seed=4, prioritized=True, epsilon_power=7.0)
+        actor.act_as(index, 3)
+        actor.load_weights(learner.weights())
+        np.testing.assert_array_equal(actor.policy.parameters, learner.policy.parameters)
+        assert actor.version == 1
+        epsilons.append(actor.policy.head.epsilon)
+    np.testing.assert_allclose(epsilons, [0.4, 0.4**4.5, 0.4**8])
+
+
+def test_an_attempt_is_taken_back_but_for_the_replay() -> None:
+    algorithm = make(prioritized=True)
+    algorithm.update(rollout(algorithm), 0.5)
+    before = copy.deepcopy(algorithm.snapshot())
+    assert "replay" not in before
+    algorithm.update(rollout(algorithm, seed=1), 0.5)
+    held = len(algorithm.replay or ())
+    algorithm.load(before)
+    np.testing.assert_array_equal(algorithm.snapshot()["optimizer"]["first"], before["optimizer"]["first"])
+    assert len(algorithm.replay or ()) == held and algorithm.notes() == []
+    other = make(prioritized=True, seed=3)  # which takes the place of a learner that was lost
+    other.load(before)
+    assert other.notes() == ["the replay starts empty: it was lost with the learner that had it"]
+
+
+def test_rollouts_of_several_actors_side_by_side() -> None:
+    algorithm = make(learning_starts=1000)
+    algorithm.update(rollout(algorithm, num_envs=2), 1.0)
+    algorithm.interrupted()
+    algorithm.update(rollout(algorithm, num_envs=6, seed=1), 1.0)
+    assert algorithm.replay is not None and algorithm.replay.num_envs == 2
+    assert len(algorithm.replay) == algorithm.steps_sampled

@@ -98,13 +98,19 @@ def test_one_step_a_rollout_repeats_what_it_sees(algo: str, kind: str, least: fl
         {},
         {"double": False, "dueling": True},
         {"prioritized": True, "n_step": 3},
-        {"exploration": "noisy"},
         {"target_update_every": 1, "target_tau": 0.05},
     ],
-    ids=["double", "dueling", "prioritized", "noisy", "soft"],
+    ids=["double", "dueling", "prioritized", "soft"],
 )
 def test_dqn_repeats_what_it_sees(options: dict[str, Any]) -> None:
     assert score(train("dqn", identity("discrete"), 60, **options)) > 9.7
+
+
+def test_dqn_with_noise_on_its_weights() -> None:
+    """New noise for every other step: it is all that tries other actions."""
+    options: dict[str, Any] = {"exploration": "noisy", "noisy_deviation": 1.0, "gamma": 0.0, "rollout_steps": 2}
+    replica = train("dqn", identity("discrete"), 100, gradient_steps=4, learning_rate=2e-3, **options)
+    assert np.mean([e.total for e in replica.evaluate(20, stochastic=False, number=0)]) > 9.7
 
 
 def test_ppo_with_squashed_actions() -> None:
@@ -196,6 +202,7 @@ def test_the_value_of_each_step_to_a_real_end(algo: str, iterations: int) -> Non
 def test_the_values_of_dqn(options: dict[str, Any]) -> None:
     """Of an endless reward seen through cut episodes, and of each step to a real end."""
     common: dict[str, Any] = {"gamma": 0.9, "rollout_steps": 16, "target_update_every": 25, **options}
+    common["huber"] = 100.0  # a square: the value is to be the mean of the returns, not nearer their median
     endless = {"id": "paceline/TruncationOnly-v0"}
     seen = np.ones((1, 1), np.float32)
     value = float(train("dqn", endless, 150, **common).policy.value(seen)[0])

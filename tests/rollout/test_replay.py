@@ -185,6 +185,14 @@ def test_too_small_says_what_it_takes() -> None:
         make(World(), 12).add(World().rollout(4), continues=True)
 
 
+def test_a_disk_that_is_too_small_says_so_at_once(tmp_path: Path) -> None:
+    observation = ObservationCodec(spaces.Box(0, 255, (512, 512, 3), np.uint8))
+    replay = Replay(20_000_000, 8, observation, ACTION, on_disk=True)
+    with pytest.raises(UserError, match=r"dqn\.replay=disk: .*observations\.npy needs 15728\.6 GB .* are free"):
+        replay.open(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 # -- saving ---------------------------------------------------------------------------------------------------------
 
 

@@ -58,6 +58,10 @@ class Algorithm(ABC):
     def update(self, batch: Batch, remaining: float) -> Metrics:
         """Learn from a batch. `remaining` is the part of the budget that is left, for the schedules."""
 
+    def absorb(self, batch: Batch, remaining: float) -> None:
+        """An update whose metrics nobody asks for."""
+        self.update(batch, remaining)
+
     def keep_in(self, folder: Path) -> None:
         """Where there is room for what does not fit in memory; before the first update."""
         return

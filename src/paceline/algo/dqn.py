@@ -8,11 +8,7 @@ them is worth.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-import operator
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,6 @@ from paceline.algo.optimizers import Adam
 from paceline.algo.returns import n_step
 from paceline.config import DQNConfig
 from paceline.group import Group
-from paceline.model.fast import Twin, Work
 from paceline.model.policy import Policy
 from paceline.model.q import QPolicy
 from paceline.rollout.batch import Batch
@@ -34,7 +29,7 @@ from paceline.rollout.replay import Replay, Sample
 
 LEAST_PRIORITY = 1e-6  # an error of 0 can be drawn again
 CHUNK_BYTES = 4_000_000  # of observations that are drawn at once, for several optimizer steps
-PIECE = 512  # rows of one pass of the target network over them
+MOST_RECENT = 256  # optimizer steps that metrics are made of
 
 
 class DQN(Algorithm):
@@ -61,10 +56,10 @@ class DQN(Algorithm):
         self._exponent = 1.0  # of epsilon
         self.target_updates = self.steps_sampled = self.steps_trained = 0
         self._told = ""
-        self._recent = Recent(hyper.rounds * hyper.gradient_steps)
-        self._gradient = np.zeros((policy.action.nvec[0], hyper.batch_size), np.float32)
-        self._rows = np.arange(hyper.batch_size)
-        self._twin: Twin | None = None
+        self._recent = Recent(min(hyper.rounds * hyper.gradient_steps, MOST_RECENT), hyper.batch_size, hyper.huber)
+        self._gradient, self._later = np.zeros((2, policy.action.nvec[0], hyper.batch_size), np.float32)
+        self._target = np.zeros(hyper.batch_size, np.float32)
+        self._rows, self._share = np.arange(hyper.batch_size), np.float32(1 / hyper.batch_size)
         if hyper.exploration == "epsilon" and hyper.learning_starts:
             policy.head.epsilon = 1.0
         self._resample()
@@ -86,23 +81,29 @@ class DQN(Algorithm):
     # -- an update --------------------------------------------------------------------------------------------------
 
     def update(self, batch: Batch, remaining: float) -> Metrics:
-        hyper, learning_rate = self.hyper, self.learning_rate(remaining)
-        replay = self._take(batch)
-        beta = hyper.priority_beta + (1 - hyper.priority_beta) * (1 - remaining)
-        ready = len(replay) >= max(hyper.learning_starts, 1)
-        if ready:
-            self._learn(replay, learning_rate, beta)
-        self._explore(remaining, ready)
-        self.version += 1
+        self.absorb(batch, remaining)
+        replay, hyper = self.replay, self.hyper
+        assert replay is not None
         metrics = {
-            "learning_rate": learning_rate,
+            "learning_rate": self.learning_rate(remaining),
             "epsilon": self.policy.head.epsilon,
             "target_updates": self.target_updates,
             "steps_sampled": self.steps_sampled,
             "steps_trained": self.steps_trained,
             "replay_rows": len(replay),
         }
-        return metrics | self._recent.means() | ({"priority_beta": beta} if hyper.prioritized else {})
+        return metrics | self._recent.means() | ({"priority_beta": self._beta(remaining)} if hyper.prioritized else {})
+
+    def absorb(self, batch: Batch, remaining: float) -> None:
+        replay = self._take(batch)
+        ready = len(replay) > 0 and replay.added >= self.hyper.learning_starts
+        if ready:
+            self._learn(replay, self.learning_rate(remaining), self._beta(remaining))
+        self._explore(remaining, ready)
+        self.version += 1
+
+    def _beta(self, remaining: float) -> float:
+        return self.hyper.priority_beta + (1 - self.hyper.priority_beta) * (1 - remaining)
 
     def _take(self, batch: Batch) -> Replay:
         """The rollout into the replay; the normalisers see it first."""
@@ -177,88 +178,59 @@ class DQN(Algorithm):
 
     def _learn_from(self, sample: Sample, steps: int, learning_rate: float) -> Floats:
         """Optimizer steps with a part of the rows each. Returns the error of every row, from before its step."""
-        policy, hyper = self.policy, self.hyper
+        policy, hyper, size = self.policy, self.hyper, self.hyper.batch_size
         if policy.online.is_noisy:
             policy.target.resample(self.rng)
         sample.obs, sample.next_obs = policy.prepare(sample.obs), policy.prepare(sample.next_obs)
         sample.reward *= self._reward_scale()
-        rows = len(sample.reward)
-        later = np.empty((len(self._gradient), rows), np.float32)
-        values, error = np.empty(rows, np.float32), np.empty(rows, np.float32)
-        norm = 0.0
-
-        def look(piece: slice) -> None:
-            later[:, piece] = policy.target.values(sample.next_obs[piece])
-
-        def step(piece: slice) -> None:
-            nonlocal norm
-            for begin in range(piece.start, piece.stop, hyper.batch_size):
-                part = slice(begin, begin + hyper.batch_size)
-                norm += self._step(sample, part, later, values, error, learning_rate)
-
-        # In pieces: what the target network says of the next one is computed while this one is learned from.
-        length = max(1, PIECE // hyper.batch_size) * hyper.batch_size
-        pieces = [slice(begin, min(begin + length, rows)) for begin in range(0, rows, length)]
-        look(pieces[0])
-        for piece, following in itertools.pairwise(pieces):
-            self._both(functools.partial(step, piece), functools.partial(look, following))
-        step(pieces[-1])
+        error = np.empty(len(sample.reward), np.float32)
+        for begin in range(0, steps * size, size):
+            self._step(sample, slice(begin, begin + size), error, learning_rate)
         if self.optimizer_steps % hyper.target_update_every == 0:
             policy.target.parameters.lerp_(policy.parameters, hyper.target_tau)
             self.target_updates += 1
         self._resample()  # for acting, and with the weights of the last step
-        self.steps_trained += rows
-        self._recent.add(steps, values, error, self._huber(error, sample.weight), norm / steps)
+        self.steps_trained += steps * size
         return error
 
-    def _step(
-        self, sample: Sample, part: slice, later: Floats, values: Floats, error: Floats, learning_rate: float
-    ) -> float:
-        """One optimizer step; `later [K, B]` is what the target network says of the states after. Returns the length
-        of the gradient."""
-        online = self.policy.online
+    def _step(self, sample: Sample, part: slice, error: Floats, learning_rate: float) -> None:
+        """One optimizer step. What the target network says of the states after is computed beside it, if there is a
+        second thread."""
+        online, target, helper = self.policy.online, self.policy.target, self.policy.helper
+        after, later = sample.next_obs[part], self._later
+        best: NDArray[np.int64] | None = None
+
+        def look() -> None:
+            later[...] = target.values(after)
+
+        def loss(q: Floats) -> Floats:
+            """The gradient of the mean Huber loss, `[K, B]`: only of the actions that were taken."""
+            if helper is None:
+                look()
+            else:
+                helper.join()
+            worth = later.max(axis=0) if best is None else later[best, self._rows]
+            np.multiply(sample.discount[part], worth, out=self._target)
+            np.add(self._target, sample.reward[part], out=self._target)
+            action, bound = sample.action[part], np.float32(self.hyper.huber)
+            values, differs = self._recent.values, error[part]
+            values[...] = q[action, self._rows]
+            np.subtract(values, self._target, out=differs)
+            d = np.clip(differs, -bound, bound)
+            d *= self._share if sample.weight is None else sample.weight[part] * self._share
+            self._gradient[...] = 0
+            self._gradient[action, self._rows] = d
+            return self._gradient
+
+        if helper is not None:
+            helper.begin(look)
         if online.is_noisy:
             online.resample(self.rng)
         if self.hyper.double:
-            best = online.values(sample.next_obs[part]).argmax(axis=0)
-            after = later[:, part][best, self._rows]
-        else:
-            after = later[:, part].max(axis=0)
-        target = sample.reward[part] + sample.discount[part] * after
+            best = online.values(after).argmax(axis=0)
+        online.learn(sample.obs[part], loss)
         weight = None if sample.weight is None else sample.weight[part]
-        self._current = sample.action[part], target, weight, values[part], error[part]
-        online.learn(sample.obs[part], self._loss)
-        return self.apply(learning_rate)
-
-    def _both(self, here: Work, there: Work) -> None:
-        """At once, where there is a second core. They have nothing in common."""
-        if self.policy.threads < 2:
-            here()
-            there()
-            return
-        if self._twin is None:
-            self._twin = Twin()
-        self._twin.both(here, there)
-
-    def _loss(self, q: Floats) -> Floats:
-        """The gradient of the mean Huber loss, `[K, B]`: only of the actions that were taken. Writes the values and
-        the errors of its rows."""
-        action, target, weight, values, error = self._current
-        values[...] = q[action, self._rows]
-        np.subtract(values, target, out=error)
-        bound = np.float32(self.hyper.huber)
-        d = np.clip(error, -bound, bound)
-        d *= np.float32(1.0 / len(d)) if weight is None else weight * np.float32(1.0 / len(d))
-        self._gradient[...] = 0
-        self._gradient[action, self._rows] = d
-        return self._gradient
-
-    def _huber(self, error: Floats, weight: Floats | None) -> float:
-        bound = np.float32(self.hyper.huber)
-        size = np.abs(error)
-        small = np.minimum(size, bound)
-        loss = small * (size - np.float32(0.5) * small)
-        return float(np.mean(loss if weight is None else loss * weight))
+        self._recent.add(error[part], weight, self.apply(learning_rate))
 
     # -- exploring --------------------------------------------------------------------------------------------------
 
@@ -313,29 +285,43 @@ class DQN(Algorithm):
 
 
 class Recent:
-    """Means over the last optimizer steps, `most` of them about."""
+    """What the last optimizer steps saw, `most` of them."""
 
-    NAMES = ("q_mean", "td_error_mean", "total_loss", "gradient_norm")
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._rows: deque[tuple[int, float, float, float, float, float, float]] = deque()
+    def __init__(self, most: int, rows: int, huber: float) -> None:
+        self._huber = np.float32(huber)
+        self._values, self._errors = np.zeros((2, most, rows), np.float32)
+        self._weights, self._norms = np.ones((most, rows), np.float32), np.zeros(most)
         self._steps = 0
 
-    def add(self, steps: int, values: Floats, error: Floats, loss: float, norm: float) -> None:
-        mean, size = float(values.mean()), float(np.abs(error).mean())
-        self._rows.append((steps, float(values.min()), float(values.max()), mean, size, loss, norm))
-        self._steps += steps
-        while len(self._rows) > 1 and self._steps - self._rows[0][0] >= self._most:
-            self._steps -= self._rows.popleft()[0]
+    @property
+    def values(self) -> Floats:
+        """Of the next step's rows, to be written: what the actions that were taken are worth."""
+        row: Floats = self._values[self._steps % len(self._values)]
+        return row
+
+    def add(self, error: Floats, weight: Floats | None, norm: float) -> None:
+        place = self._steps % len(self._values)
+        self._errors[place], self._norms[place] = error, norm
+        if weight is not None:
+            self._weights[place] = weight
+        self._steps += 1
 
     def means(self) -> Metrics:
         """Empty before the first step."""
-        if not self._rows:
+        count = min(self._steps, len(self._values))
+        if not count:
             return {}
-        steps, low, high, *others = zip(*self._rows, strict=True)
-        means = [sum(map(operator.mul, steps, column)) / self._steps for column in others]
-        return {"q_min": min(low), "q_max": max(high), **dict(zip(self.NAMES, means, strict=True))}
+        values, size = self._values[:count], np.abs(self._errors[:count])
+        small = np.minimum(size, self._huber)
+        loss = small * (size - np.float32(0.5) * small) * self._weights[:count]
+        return {
+            "q_mean": float(values.mean()),
+            "q_min": float(values.min()),
+            "q_max": float(values.max()),
+            "td_error_mean": float(size.mean()),
+            "total_loss": float(loss.mean()),
+            "gradient_norm": float(self._norms[:count].mean()),
+        }
 
 
 def _tensor(array: NDArray[Any]) -> Tensor:

@@ -89,9 +89,10 @@ class LocalEngine(Engine):
         if self.config.engine.overlap:
             return self._iterate_ahead(remaining, clock)
         done = Iteration(0, {})
-        for _ in range(self._rounds):
+        for number in range(self._rounds):
             batch = self._collect(clock)
-            done.metrics, learning = self.replica.learn(batch, remaining)
+            last = number == self._rounds - 1
+            done.metrics, learning = self.replica.learn(batch, remaining, measured=last)
             for part, seconds in learning.items():
                 clock.add(part, seconds)
             done.env_steps += batch.env_steps

@@ -134,9 +134,18 @@ class Replica:
         batch = collector.collect(self.algorithm.version)
         return batch, {"env": collector.env_seconds - env, "act": collector.act_seconds - act}
 
-    def learn(self, batch: Batch, remaining: float) -> tuple[dict[str, float], dict[str, float]]:
-        """Learn from a batch: the metrics, and the seconds it took by part."""
-        return self.timed(lambda: self.algorithm.update(batch, remaining))
+    def learn(
+        self, batch: Batch, remaining: float, *, measured: bool = True
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Learn from a batch: the metrics, none if it is not `measured`, and the seconds it took by part."""
+
+        def work() -> dict[str, float]:
+            if measured:
+                return self.algorithm.update(batch, remaining)
+            self.algorithm.absorb(batch, remaining)
+            return {}
+
+        return self.timed(work)
 
     def timed(self, work: Callable[[], dict[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
         began, in_group = time.perf_counter(), self.algorithm.group.seconds
@@ -213,8 +222,7 @@ def set_threads(wanted: int, policy: Policy, rows: int) -> int:
     if isinstance(policy, QPolicy) and policy.online.fast is not None:
         torch.set_num_threads(1)
         threadpool_limits(1, user_api="blas")
-        policy.threads = min(cores, 2)
-        return policy.threads
+        return policy.use_threads(cores, rows)
     if policy.fast is None:
         # A user's own network over a vector is as small: threads that wait for a core others use cost 20 times more.
         threads = cores if wanted or policy.observation.images else 1

@@ -144,7 +144,7 @@ def estimate(config: RunConfig, images: Images, workers: int) -> int:
     learning = envs * steps if config.algo == "a3c" else 0
     actors = workers * _process(images, envs, envs * steps, learning)
     learners = config.engine.learners
-    rows = batch // learners if batch else _rows(config, envs * steps)
+    rows = config.dqn.batch_size if config.algo == "dqn" else batch // learners
     return RAY_BYTES + actors + learners * (_process(images, 0, rows, rows) + _replay(config, images))
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from paceline.config import DQNConfig, ModelConfig, RunConfig, UserError
-from paceline.model.fast import FastMlp, Floats, Tower
+from paceline.model.fast import MIN_PARALLEL_PRODUCTS, FastMlp, Floats, Tower, Twin
 from paceline.model.heads import Head
 from paceline.model.memory import keep_freed_memory
 from paceline.model.nets import MlpActorCritic
@@ -40,13 +40,15 @@ class EpsilonGreedy(Head):
 
     def sample(self, out: Floats, noise: Floats) -> Array:
         action: Array = out.argmax(axis=0)
-        if self.epsilon > 0:
-            np.copyto(action, self._any(noise), where=noise[:, 0] < self.epsilon, casting="unsafe")
+        explores = noise[:, 0] < self.epsilon
+        if np.count_nonzero(explores):
+            np.copyto(action, self._any(noise), where=explores, casting="unsafe")
         return action[:, None]
 
     def blind(self, noise: Floats) -> Array | None:
         """The actions, where none of them depends on what an action is worth."""
-        return self._any(noise).astype(np.int64)[:, None] if noise[:, 0].max() < self.epsilon else None
+        all_of_them = np.count_nonzero(noise[:, 0] < self.epsilon) == len(noise)
+        return self._any(noise).astype(np.int64)[:, None] if all_of_them else None
 
     def _any(self, noise: Floats) -> Floats:
         # Float32 has no number between 1 - 2^-24 and 1, but a product may be rounded up to a whole one.
@@ -78,6 +80,7 @@ class FastQ:
         self._first = Tower(net.policy, net.activation)
         self._value = Tower(net.value, net.activation) if net.critic and not net.shared else None
         self._shared = net.shared
+        self.towers = [tower for tower in (self._first, self._value) if tower is not None]
 
     def forward(self, x: Floats) -> tuple[Floats, Floats | None]:
         """Outputs `[K, B]` and the value `[B]` of a dueling network: good until the next call."""
@@ -240,12 +243,23 @@ class QPolicy(Policy):
         self.fast: FastMlp | None = None
         if observation.images:
             keep_freed_memory()
-        self.threads = 1
+        self.helper: Twin | None = None
         self.keeps_values = hyper.prioritized
         """Whether acting notes the value of the action and that of the best one."""
         self.head = EpsilonGreedy(action.nvec[0], 0.0 if noisy is not None else hyper.epsilon_start)
         self.moments = RunningMoments(observation.size) if normalize_observation else None
         self._scale: tuple[Floats, Floats] | None = None
+
+    def use_threads(self, threads: int, rows: int) -> int:
+        """Two at most for an MLP, if learning from so many rows is enough work for them; how many it will be."""
+        fast = self.online.fast
+        assert fast is not None
+        if threads < 2 or rows * sum(tower.products for tower in fast.towers) < MIN_PARALLEL_PRODUCTS:
+            return 1
+        self.helper = Twin()
+        for tower in fast.towers:
+            tower.helper = self.helper
+        return 2
 
     def act(self, observation: Array, noise: Floats) -> tuple[Array, Floats | None, Floats | None]:
         """Actions `[N, 1]`; what they and the best ones are worth, if that is kept."""

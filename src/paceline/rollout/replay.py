@@ -8,6 +8,9 @@ truncated: it bootstraps from there.
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +72,8 @@ class Replay:
         self._written = 0  # rows, ever
         self._mapped_written: NDArray[np.int64] | None = None
         self._filled = 0  # slots that may be drawn
+        self.added = 0
+        """Valid rows, ever."""
         self.tree = SumTree(capacity) if prioritized else None
         if not on_disk:
             self._use(np.zeros(self._shape, self._dtype))
@@ -136,7 +141,9 @@ class Replay:
         self._put(self._reward, begin, batch.reward[:, envs])
         self._put(self._ended, begin, ended)
         self._put(self._valid, begin, batch.valid[:, envs])
-        self._filled += int(np.count_nonzero(batch.valid[:, envs]))
+        valid = int(np.count_nonzero(batch.valid[:, envs]))
+        self._filled += valid
+        self.added += valid
         if self.tree is not None:
             assert priority is not None
             slots = (begin + np.arange(steps)) % self.rows
@@ -232,7 +239,7 @@ class Replay:
             return None
         held = min(self._written + 1, self.rows)  # with the head
         state: dict[str, Any] = {name: getattr(self, f"_{name}")[:held] for name in SMALL}
-        state |= {"written": self._written, "priority": None, "obs": None}
+        state |= {"written": self._written, "added": self.added, "priority": None, "obs": None}
         if self.tree is not None:
             state["priority"] = self.tree.leaves()[: held * self.num_envs]
         if not self._on_disk:
@@ -262,7 +269,7 @@ class Replay:
             leaves = np.zeros(self._valid.size)
             leaves[: held * self.num_envs] = state["priority"]
             self.tree.load(leaves)
-        self._written = written
+        self._written, self.added = written, int(state["added"])
         self._filled = int(np.count_nonzero(self._valid))
         if newest > written:  # their observations are those of rows that were written after the mark
             self._clear((written + 1) % self.rows, min(newest - written, self.rows - 1))
@@ -280,4 +287,17 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memm
         except ValueError:  # it is no such file, or cut short
             pass
         path.unlink()
-    return np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=dtype)
+    size, free = math.prod(shape) * dtype.itemsize, shutil.disk_usage(path.parent).free
+    problem = f"{free / 1e9:.1f} GB are free" if size > free else ""
+    if not problem:
+        made = np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=dtype)
+        try:
+            with path.open("r+b") as file:  # now: a write to mapped memory that finds no room would end the process
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            return made
+        except OSError as error:
+            path.unlink()
+            problem = error.strerror or str(error)
+    raise UserError(
+        f"dqn.replay=disk: {path} needs {size / 1e9:.1f} GB ({problem}): lower dqn.replay_size, or choose another --out"
+    )
