@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,7 @@ from paceline.cli import main
 
 COMMAND = Path(sys.executable).with_name("paceline")
 SECONDS = 60.0
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background begins with it ignored
 LOOP_VOLATILE = {"time", "cpu_seconds", "peak_memory_bytes", "resumes"}
 
 

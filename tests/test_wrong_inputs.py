@@ -96,7 +96,7 @@ TRAIN: list[tuple[str, str]] = [
     ("--stop-return nan", "stop.return_mean=nan finite"),
     ("--seed -1", "seed=-1 greater than or equal to 0"),
     ("--seed nan", "seed=nan"),
-    ("--envs-per-worker 0", "env.envs_per_worker=0"),
+    ("--envs-per-worker -1", "env.envs_per_worker=-1"),
     ("--set ppo.gamma=1.5", "ppo.gamma=1.5 less than or equal to 1"),
     ("--set ppo.gamma=.nan", "ppo.gamma=nan"),
     ("--set ppo.learning_rate=0", "ppo.learning_rate=0 greater than 0"),

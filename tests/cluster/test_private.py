@@ -97,7 +97,8 @@ def test_jobs_from_a_laptop(lab: Lab) -> None:
     lab.paceline("fetch", first, "here")
     summary = json.loads((lab.project / "here/one/summary.json").read_text())
     assert summary["nodes"] == 2 and summary["iterations"] == 30 and summary["return_mean"] < 600
-    assert (lab.project / "here/one/checkpoints/last").is_dir() and lab.left() == []
+    assert (lab.project / "here/one/checkpoints/last").is_dir()
+    wait_until(lambda: lab.left() == [], "nothing is left", 10)
 
     # An edit at home runs everywhere.
     (lab.project / "my_env.py").write_text(ENV.replace("1.0", "1000.0"))
@@ -111,7 +112,7 @@ def test_jobs_from_a_laptop(lab: Lab) -> None:
     lab.look("dashboard")
     lab.paceline("cancel", "edited")
     wait_until(lambda: "exit code" in lab.said(second), "it ends", 40)
-    assert lab.left() == []
+    wait_until(lambda: lab.left() == [], "nothing is left", 10)
     states = dict(re.findall(r"^(lab-\w+) .*  (\S.*)$", lab.paceline("jobs").stdout, re.M))
     assert states[first] == "done" and states[second].startswith("cancelled"), states
 
@@ -119,7 +120,7 @@ def test_jobs_from_a_laptop(lab: Lab) -> None:
     third = lab.submit("--", "sleep", "600")
     wait_until(lambda: "2 node(s)" in lab.said(third), "it runs", 60)
     assert "nothing of ours runs" in lab.paceline("cluster", "down", "lab").stdout
-    wait_until(lambda: lab.left() == [], "nothing is left", 2)
+    wait_until(lambda: lab.left() == [], "nothing is left", 10)
     assert "exit code 143" in lab.said(third)
     lab.paceline("fetch", third, "here")
     assert "exit code 143" in (lab.project / f"here/{third}/output.log").read_text()

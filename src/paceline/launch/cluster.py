@@ -344,8 +344,9 @@ class Cluster:
         processes = [member.process for member in self.members if member.process is not None]
         for number in (0, signal.SIGTERM, signal.SIGKILL):  # first they may end by themselves
             processes = [process for process in processes if process.poll() is None]
-            for process in processes:
-                process.send_signal(number)
+            for process in processes if number else ():
+                with contextlib.suppress(PermissionError):  # oarsh is another user's; it ends with what it started
+                    process.send_signal(number)
             patience = time.monotonic() + PROCESS_SECONDS  # of all together
             for process in processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
