@@ -109,7 +109,8 @@ def test_connect_goes_past_addresses_where_nobody_or_somebody_else_answers() -> 
 
             def strange() -> None:
                 link = Link(other.accept()[0], bytes(32), "launcher")
-                link.greet(2)
+                with pytest.raises(LinkRefused):
+                    link.greet(2)
                 link.close()
 
             def serve() -> None:

@@ -13,7 +13,7 @@ from paceline.launch import node
 
 FOLDER = Path("/tmp/pl-x")
 ORDER: dict[str, Any] = {"head": True, "ip": "10.0.0.1", "address": None, "port": 0, "cpus": 3, "gpus": None,
-                         "neighbours": 1, "dashboard": False}  # fmt: skip
+                         "memory": 0, "neighbours": 1, "dashboard": False}  # fmt: skip
 
 
 def test_rays_processes_get_no_preload_no_mpi_and_no_proxy() -> None:
@@ -107,3 +107,9 @@ print(len(found), left, *(process.pid for process in found))
     assert (count, left) == ("1", "0"), done.stderr
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
+
+
+def test_the_store_is_a_share_of_what_the_scheduler_gives() -> None:
+    own = node.object_store_bytes(1)
+    assert node.object_store_bytes(1, 10**15) == own  # more than there is
+    assert node.object_store_bytes(1, 10**9) == min(own, int(node.OBJECT_STORE_SHARE * 10**9))

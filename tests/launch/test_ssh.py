@@ -12,8 +12,8 @@ from paceline.launch.scheduler import Host
 
 def test_the_hosts_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
-    path.write_text("# mine\nnode1\n\nme@node2 cpus=8 gpus=1  # fast\n10.0.0.3\n")
-    expected = (Host("node1"), Host("me@node2", cpus=8, gpus=1), Host("10.0.0.3"))
+    path.write_text("# mine\nnode1\n\nme@node2:2222 cpus=8 gpus=1  # fast\n10.0.0.3\n")
+    expected = (Host("node1"), Host("me@node2:2222", cpus=8, gpus=1), Host("10.0.0.3"))
     found = ssh.allocation(path)
     assert found.hosts == expected and found.rank is None and found.scheduler == "ssh"
 
@@ -39,3 +39,4 @@ def test_the_words_survive_the_shell_over_there() -> None:
     made = ssh.remote_argv("me@node2", argv, {"A": "x y"})
     assert made[0] == "ssh" and made[-2] == "me@node2"
     assert shlex.split(made[-1]) == ["env", "A=x y", *argv]
+    assert ssh.remote_argv("me@node2:2222", argv, {})[-4:-1] == ["-p", "2222", "me@node2"]

@@ -23,19 +23,13 @@ import psutil
 from paceline import machine
 from paceline.config import EngineConfig, UserError
 from paceline.engine import cluster_address
+from paceline.launch.node import QUIET
 
 CONNECT_SECONDS = 10.0
 OBJECT_STORE_SHARE = 0.1  # of the memory that is ours
 OBJECT_STORE_BYTES = (80_000_000, 1_000_000_000)
 PLACEMENT_SECONDS = 60.0
 SHUTDOWN_SECONDS = 15.0
-OURS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DISABLE_IMPORT_WARNING": "1",
-    "RAY_enable_metrics_collection": "0",
-    "RAY_worker_niceness": "0",  # ours are not a background job; Ray's default is 15
-}
 
 # Waits for the end of the driver, then ends those of its processes that are left, and removes its folder: the kernel
 # ends most of them with it, but two helpers of Ray stay for minutes when the driver is killed.
@@ -81,7 +75,7 @@ class Cluster:
         self.address = cluster_address(config) or "local"
         self.is_own = self.address == "local"
         try:
-            self._set(OURS)
+            self._set(QUIET)
             if self.is_own:
                 self._start(cpus, gpus, config.dashboard)
             else:

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from pathlib import Path
 
 import psutil
 
-from paceline.launch import local, mpi, rendezvous
+from paceline.launch import local, rendezvous
 from paceline.launch.hub import Hub, Member
 from paceline.launch.node import interface_address
 from paceline.launch.scheduler import DEADLINE, Allocation, Host, deadline_of
+from paceline.launch.start import meeting_point, start_supervisor, supervisor_argv
 from paceline.launch.timeline import Timeline
 
 Remote = Callable[[str, Sequence[str], Mapping[str, str]], list[str]]
@@ -263,6 +263,7 @@ class Cluster:
             port=options.port,
             cpus=cpus,
             gpus=(None if member is self._head else 0) if self._is_rehearsal else member.host.gpus or None,
+            memory=member.host.memory_bytes,
             neighbours=neighbours,
             dashboard=options.dashboard,
             cwd=str(Path.cwd()),
@@ -352,58 +353,6 @@ class Cluster:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=max(0.0, patience - time.monotonic()))
         self.timeline.add("launcher", "stopped")
-
-
-def supervisor_argv(index: int, seconds: float) -> list[str]:
-    return [
-        sys.executable,
-        "-P",
-        "-m",
-        "paceline.launch.supervisor",
-        "--index",
-        str(index),
-        "--seconds",
-        f"{seconds:g}",
-    ]
-
-
-def start_supervisor(
-    argv: Sequence[str], contact: rendezvous.Contact | None, output: int | None = None
-) -> subprocess.Popen[bytes]:
-    """On this machine, in a session of its own: what ends us does not end it, so that it can clean up."""
-    reader, writer = os.pipe()
-    try:
-        where = [] if contact is None else ["--contact", str(reader)]
-        process = subprocess.Popen(
-            [*argv, *where],
-            pass_fds=[reader],
-            stdin=None if output is None else subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        if contact is not None:
-            os.write(writer, contact.line().encode())
-    finally:
-        os.close(reader)
-        os.close(writer)
-    return process
-
-
-def follow(allocation: Allocation, timeout: float) -> int:
-    """What a process of mpirun does that is not the first: its supervisor joins the first, and it waits for the end."""
-    assert allocation.rank is not None
-    path = meeting_point(allocation)
-    argv = [*supervisor_argv(allocation.rank, timeout), "--contact", str(path)]
-    process = start_supervisor(argv, None)
-    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # mpirun sends them to all; they are for the first
-    signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
-    return process.wait()
-
-
-def meeting_point(allocation: Allocation) -> Path:
-    return rendezvous.folder(os.environ) / f"{allocation.job_id or 'job'}-{mpi.launch_id(os.environ)}"
 
 
 def passed_on(environ: Mapping[str, str]) -> dict[str, str]:

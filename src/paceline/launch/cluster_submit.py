@@ -36,6 +36,7 @@ _INSTEAD = {
     "walltime": "nothing ends a job there; paceline train --max-time stops by itself",
 }
 _FAILED = 1
+_THERE = Path("/there")  # stands for the folder that a job begins in, wherever that will be
 
 _JOB = """\
 #!/bin/sh
@@ -153,8 +154,8 @@ def make_plan(up: Up, job: Job, command: Sequence[str], cwd: Path) -> Plan:
     number = f"{up.name}-{secrets.token_hex(3)}"
     words = resumable(command, f"{job.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     parcel = pack(cwd, command, up.hosts.packages, up.hosts.exclude, up.hosts.send_mb)
-    found = run_directory(words, Path("/work"))
-    out = os.path.relpath(Path(found).parent, "/work") if found.startswith("/work/") else "" if found else "runs"
+    found = run_directory(words, _THERE)
+    out = os.path.relpath(Path(found).parent, _THERE) if found.startswith(f"{_THERE}/") else "" if found else "runs"
     machines = tuple(
         machine.model_copy(update={"cpus": job.cores or machine.cpus}) for machine in up.hosts.hosts[: job.nodes]
     )

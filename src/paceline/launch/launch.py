@@ -27,7 +27,9 @@ def add_launch(verbs: Any) -> None:
         "like, of --hosts, else this machine), runs COMMAND once on the first, with RAY_ADDRESS set and {address} "
         "replaced by it, passes signals on to it, returns its exit code, and ends all that it started.",
     )
-    launch.add_argument("--hosts", metavar="FILE", help="hosts to reach by ssh, one a line: [user@]name [cpus=N]")
+    launch.add_argument(
+        "--hosts", metavar="FILE", help="hosts to reach by ssh, one a line: [user@]name[:port] [cpus=N]"
+    )
     launch.add_argument("--rehearse", type=int, metavar="N", help="N nodes as processes on this machine")
     launch.add_argument("--interface", metavar="IF", help="network between the hosts, as ib0 or hsn0")
     launch.add_argument("--min-nodes", type=int, metavar="N", help="go on with so many (default: all must come)")
@@ -56,10 +58,10 @@ def run_launch(options: argparse.Namespace) -> int:
     if not options.hosts and options.rehearse is None and command and _is_inside(os.environ):
         return _run_inside(command)
     allocation, remote = find_allocation(os.environ, options.hosts, options.rehearse)
-    from paceline.launch import cluster
+    from paceline.launch import cluster, start
 
     if allocation.rank:
-        return cluster.follow(allocation, options.timeout)
+        return start.follow(allocation, options.timeout)
     hosts = allocation.size if allocation.rank is not None else len(allocation.hosts)
     if options.min_nodes is not None and hosts and options.min_nodes > hosts:
         raise UserError(f"--min-nodes {options.min_nodes}: the allocation has {hosts}")

@@ -43,11 +43,11 @@ def can_bind(address: str) -> bool:
 
 def is_here(name: str) -> bool:
     """Whether a host of that name is this machine."""
-    short = name.rpartition("@")[2].partition(".")[0]
-    if short in ("localhost", platform.node().partition(".")[0]):
+    bare = name.rpartition("@")[2].partition(":")[0]
+    if bare.partition(".")[0] in ("localhost", platform.node().partition(".")[0]):
         return True
     try:
-        found = socket.gethostbyname(name.rpartition("@")[2])
+        found = socket.gethostbyname(bare)
     except OSError:
         return False
     return can_bind(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import re
 import shutil
@@ -36,15 +37,15 @@ TAIL = 3000
 MPI = re.compile(r"^(PMI_|PMI2_|PMIX_|OMPI_|PRTE_|ORTE_|MPI_LOCAL|HYDRA_|HYDI_|MV2_|MPIR_|PALS_|ALPS_)")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "ftp_proxy", "grpc_proxy")
 
-OURS = {
-    "RAY_AUTH_MODE": "token",
+QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_enable_metrics_collection": "0",
-    "RAY_worker_niceness": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
+    "RAY_worker_niceness": "0",  # ours are not a background job; Ray's default is 15
 }
+"""For every Ray of ours, that of one machine (`engine/ray_cluster.py`) too."""
+OURS = {**QUIET, "RAY_AUTH_MODE": "token", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
 FOR_NODES = {
     "RAY_START_HOOK": "paceline.launch.hook.before_start",
     "DASHBOARD_METRIC_PORT": "-1",  # no server of metrics, which would ask nobody for a token
@@ -119,7 +120,7 @@ def start_argv(folder: Path, order: Mapping[str, Any]) -> list[str]:
         f"--node-ip-address={order['ip']}",
         f"--num-cpus={order['cpus']}",
         *gpus,
-        f"--object-store-memory={object_store_bytes(order['neighbours'])}",
+        f"--object-store-memory={object_store_bytes(order['neighbours'], order['memory'])}",
         f"--temp-dir={folder}",
         # Ports that the system picks: two jobs on a host never meet.
         *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
@@ -127,10 +128,11 @@ def start_argv(folder: Path, order: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def object_store_bytes(neighbours: int) -> int:
-    """Of one of so many nodes on this host."""
+def object_store_bytes(neighbours: int, given: int = 0) -> int:
+    """Of one of so many nodes on this host, of whose memory the scheduler has given us so much (0: it did not say)."""
     low, high = OBJECT_STORE_BYTES
-    bounds = [float(high), OBJECT_STORE_SHARE * machine.memory_limit_bytes() / neighbours]
+    memory = min(machine.memory_limit_bytes(), given or math.inf)
+    bounds = [float(high), OBJECT_STORE_SHARE * memory / neighbours]
     with contextlib.suppress(OSError):
         bounds.append(SHM_SHARE * shutil.disk_usage("/dev/shm").free / neighbours)
     return int(max(low, min(bounds)))

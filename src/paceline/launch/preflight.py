@@ -51,19 +51,22 @@ def unreachable(hosts: Hosts, workdir: str, python: str) -> list[RemoteError]:
     with subprocess.Popen(
         head.argv(before + words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
-        limit = threading.Timer(SECONDS, process.kill)
-        limit.start()
-        line = process.stdout.readline()
-        limit.cancel()
-        if not line:
-            _, said = process.communicate(timeout=SECONDS)
-            return [RemoteError(head.machine, said.strip().splitlines()[-1] if said.strip() else "it said nothing")]
-        knock = shlex.join([python, "-c", _KNOCK, json.dumps(json.loads(line))])
+        try:
+            assert process.stdout is not None
+            limit = threading.Timer(SECONDS, process.kill)
+            limit.start()
+            line = process.stdout.readline()
+            limit.cancel()
+            if not line:
+                _, said = process.communicate(timeout=SECONDS)
+                return [RemoteError(head.machine, said.strip().splitlines()[-1] if said.strip() else "it said nothing")]
+            knock = shlex.join([python, "-c", _KNOCK, json.dumps(json.loads(line))])
 
-        def work(reach: Reach) -> None:
-            reach.run(before + knock)
+            def work(reach: Reach) -> None:
+                reach.run(before + knock)
 
-        _, failed = everywhere(others, work)
-        process.communicate("", timeout=SECONDS)
+            _, failed = everywhere(others, work)
+            process.communicate("", timeout=SECONDS)
+        finally:
+            process.kill()  # what has not ended by now; it has no effect on what has
     return failed

@@ -108,9 +108,12 @@ class Reach:
             listed.write("".join(f"{name}\0" for name in names).encode())
             listed.seek(0)
             with subprocess.Popen(self.argv(script), stdin=listed, stdout=subprocess.PIPE) as process:
-                done = subprocess.run(
-                    ["tar", "-xzf", "-", "-C", str(target)], stdin=process.stdout, timeout=COPY_SECONDS
-                )
+                unpack = ["tar", "-xzf", "-", "-C", str(target)]
+                try:
+                    done = subprocess.run(unpack, stdin=process.stdout, timeout=COPY_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    raise RemoteError(self.machine, f"copying {folder} took longer than {COPY_SECONDS:g} s") from None
         if process.returncode or done.returncode:
             raise RemoteError(self.machine, f"copying {folder} failed", process.returncode or done.returncode)
 

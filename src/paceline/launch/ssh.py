@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.config import UserError
-from paceline.launch.scheduler import Allocation, Host
+from paceline.launch.hosts_file import FORM, parse_line
+from paceline.launch.scheduler import Allocation, Host, with_variables
 
 # No questions, as nobody could answer them; a host that is away is given up soon.
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-T")
-FORM = "one host a line: [user@]name [cpus=N] [gpus=N]; # begins a comment"
 
 
 def allocation(path: Path) -> Allocation:
@@ -26,21 +26,16 @@ def allocation(path: Path) -> Allocation:
 def hosts_of(text: str, path: Path) -> tuple[Host, ...]:
     found: dict[str, Host] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
+        words = line.partition("#")[0].strip()
         if not words:
             continue
-        name, *settings = words
-        values: dict[str, int] = {}
-        for setting in settings:
-            key, _, value = setting.partition("=")
-            if key not in ("cpus", "gpus") or not value.isdecimal():
-                raise UserError(f"--hosts {path}, line {number}: {setting!r} is not understood ({FORM})")
-            values[key] = int(value)
-        if name.startswith("-"):
-            raise UserError(f"--hosts {path}, line {number}: {name!r} is no host ({FORM})")
-        if name in found:
-            raise UserError(f"--hosts {path}, line {number}: {name} stands there twice; each host once")
-        found[name] = Host(name, **values)
+        try:
+            machine = parse_line(words)
+        except ValueError as error:
+            raise UserError(f"--hosts {path}, line {number}: {error}") from None
+        if machine.label in found:
+            raise UserError(f"--hosts {path}, line {number}: {machine.label} stands there twice; each host once")
+        found[machine.label] = Host(machine.label, machine.cpus, machine.gpus)
     if not found:
         raise UserError(f"--hosts {path}: no host in it ({FORM})")
     return tuple(found.values())
@@ -48,5 +43,6 @@ def hosts_of(text: str, path: Path) -> tuple[Host, ...]:
 
 def remote_argv(host: str, argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """ssh hands its words to the user's shell there, so they are quoted."""
-    variables = [f"{name}={value}" for name, value in environ.items()]
-    return ["ssh", *OPTIONS, host, shlex.join(["env", *variables, *argv] if variables else argv)]
+    target, _, port = host.partition(":")
+    way = ["-p", port] if port else []
+    return ["ssh", *OPTIONS, *way, target, shlex.join(with_variables(argv, environ))]
