@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from paceline import rllib_keys
 from paceline.cli import TRAIN_FLAGS, make_parser
 from paceline.config import ALGORITHM_NAMES, RunConfig
 from paceline.engine.sizes import Machine, estimate, fit, look, workers_of
@@ -108,6 +109,14 @@ def _images(config: RunConfig) -> Any:
     return images
 
 
+def rllib_mapped() -> str:
+    return _table(["key", "RLlib's"], [[_code(key), what] for key, what in rllib_keys.MAPPED.items()])
+
+
+def rllib_refused() -> str:
+    return _table(["key", "why, or what instead"], [[_code(key), why] for key, why in rllib_keys.REFUSED.items()])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings,
     "flags": flags,
@@ -118,6 +127,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "room": room,
     "metrics": metrics,
     "eval-metrics": eval_metrics,
+    "rllib-mapped": rllib_mapped,
+    "rllib-refused": rllib_refused,
 }
 
 

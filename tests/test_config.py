@@ -136,3 +136,17 @@ def test_every_option_says_what_it_means() -> None:
     assert len(rows) > 50 and len({key for key, *_ in rows}) == len(rows)
     for key, kind, default, meaning in rows:
         assert meaning.endswith(".") and kind and default, key
+
+
+@pytest.mark.parametrize(
+    ("tree", "named"),
+    [
+        ({"dqn": {"replay_size": 40}}, r"dqn\.replay_size=40 .* \(dqn\.rollout_steps \+ 2\) = 48"),
+        ({"engine": {"device": "cuda"}}, r"engine\.device=cuda: dqn learns on the CPU"),
+        ({"engine": {"learners": 2}}, r"engine\.learners=2 is for impala"),
+        ({"engine": {"scaling": "weak"}}, r"engine\.scaling is for ppo and a2c"),
+    ],
+)
+def test_what_dqn_is_not_for(tree: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError, match=named):
+        RunConfig.model_validate({"algo": "dqn", **tree})

@@ -53,6 +53,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "replay, squashed": {"env": PENDULUM, "model": {"squash": True, "shared": True}},
     "replay, a2c": {"algo": "a2c", "env": {"id": "Acrobot-v1", **BOTH}, "a2c": {"optimizer": "adam"}},
     "replay of toys": {"env": {"id": "Taxi-v3", "envs_per_worker": 4, "max_episode_steps": 50}},
+    "vector cartpole, dqn": {"algo": "dqn", "env": CARTPOLE, "dqn": {"prioritized": True, "n_step": 3, "double": True}},
+    "probe of images, dqn": {
+        "algo": "dqn",
+        "env": {"id": "paceline/ImageSide-v0", "kwargs": {"size": 12, "length": 7}},
+        "dqn": {"exploration": "noisy", "dueling": True},
+        "engine": {"threads": 1},
+    },
     "replay under wrappers": {"env": {"id": "Acrobot-v1", "frame_stack": 3, "wrappers": [CLIP]}},
 }
 
@@ -60,7 +67,12 @@ RUNS: dict[str, dict[str, Any]] = {
 def settings(kind: str, iterations: int, **changes: Any) -> dict[str, Any]:
     tree = {"seed": 5, "stop": {"iterations": iterations}, **RUNS[kind], **changes}
     algo = tree.get("algo", "ppo")
-    sizes = {"rollout_steps": 33} if algo == "a2c" else {"rollout_steps": 33, "minibatch_size": 70, "epochs": 3}
+    sizes: dict[str, Any] = {"rollout_steps": 33}
+    if algo == "ppo":
+        sizes |= {"minibatch_size": 70, "epochs": 3}
+    elif algo == "dqn":  # without schedules: they follow the budget, which is shorter at first
+        sizes = {"rollout_steps": 11, "rounds": 3, "gradient_steps": 5, "learning_starts": 150, "replay_size": 800}
+        sizes |= {"epsilon_fraction": 0.0, "priority_beta": 1.0, "target_update_every": 7}
     return {**tree, algo: {**sizes, **tree.get(algo, {})}}
 
 
@@ -96,6 +108,24 @@ def test_cut_twice(here: Path, content: Content, stable_rows: Rows) -> None:
     assert stable_rows(whole.path) == stable_rows(again.path)
     assert _evaluations(whole) == _evaluations(again) and len(_evaluations(whole)) == 2
     assert whole.summary["best_return"] == again.summary["best_return"]
+
+
+def test_a_replay_on_disk(here: Path, content: Content) -> None:
+    """It is in a file of the run. What was written there after the last checkpoint is not what was there before."""
+    changes: dict[str, Any] = {"replay": "disk", "replay_size": 800}
+    tree = settings("vector cartpole, dqn", 7)
+    tree["dqn"] = {**tree["dqn"], **changes}
+    whole = train({**tree, "name": "whole"})
+    cut = train({**tree, "name": "cut", "stop": {"iterations": 3}, "checkpoint": {"every_iterations": 1, "keep": 9}})
+    assert (cut / "replay/observations.npy").stat().st_size > 800 * 16
+    shutil.copytree(cut.path, "runs/killed", symlinks=True)
+    again = train({"stop": {"iterations": 7}}, resume=cut.path)
+    assert level(again) == "exact" and content(whole.path) == content(again.path)
+    # As if it had been killed after the third iteration, before that was saved.
+    second = sorted(checkpoint.available("runs/killed"))[-2]
+    late = train({"stop": {"iterations": 4}}, resume=f"runs/killed/checkpoints/step-{second}")
+    assert "33 x 8 are lost" in (late / "logs/events.log").read_text()
+    assert late.summary["iterations"] == 4
 
 
 def _evaluations(run: RunDirectory) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.config import RunConfig, UserError
 from paceline.env.make import make_scalar
-from paceline.model.policy import Policy
+from paceline.model.q import make_policy
 from paceline.resolve import validate
 from paceline.run import checkpoint
 from paceline.run.tree import unpack
@@ -26,14 +26,17 @@ class Agent:
             state = unpack(arrays, {key: tree[key] for key in ("engine", "loop")})
             self.config: RunConfig = validate(tree["config"])
             observation = ObservationCodec(space_from_json(state["engine"]["spaces"]["observation"]))
+            if state["engine"].get("squash"):  # by the algorithm, whatever the settings say
+                model = self.config.model.model_copy(update={"squash": True})
+                self.config = self.config.model_copy(update={"model": model})
             action = ActionCodec(space_from_json(state["engine"]["spaces"]["action"]), squash=self.config.model.squash)
             weights = state["engine"]["algorithm"]["policy"]
         except (KeyError, TypeError) as error:
             raise UserError(f"checkpoint {path} is not one of a paceline run: {error} is missing in it") from None
         self.path, self.state = path, state
-        self.policy = Policy(
-            observation, action, self.config.model, normalize_observation=self.config.env.normalize_observation
-        )
+        self.has_noise = not state["engine"].get("without_noise", False)
+        """Whether it can sample. Of RLlib's SAC only the most likely actions are known here."""
+        self.policy = make_policy(self.config, observation, action)
         self.policy.load(weights)
         self._rng = np.random.default_rng(seed)
 
@@ -44,6 +47,7 @@ class Agent:
 
     def act(self, observation: Any, *, stochastic: bool = False) -> Any:
         """The action for one observation: the most likely one, or a sampled one."""
+        self.check(stochastic=stochastic)
         codec = self.policy.observation
         row = np.zeros((1, *codec.shape), codec.dtype)
         codec.encode_one(observation, row[0])
@@ -52,6 +56,13 @@ class Agent:
         else:
             action = self.policy.best(row)
         return self.policy.action.split(action)[0]
+
+    def check(self, *, stochastic: bool) -> None:
+        if stochastic and not self.has_noise:
+            raise UserError(
+                f"the policy in {self.path} cannot sample: RLlib's SAC spreads its actions by the observation, and our "
+                "copy has the most likely ones alone"
+            )
 
     def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
         """One environment as in training, with its wrappers."""

@@ -138,6 +138,11 @@ def _continue(directory: RunDirectory, which: str, given: Mapping[str, Any], *, 
     changes = without_auto({k: v for k, v in given.items() if k not in UNSAVED})
     changed = validate(merge(to_tree(saved), tidy(changes)))
     config = _absolute(changed)
+    if "rllib" in {saved.engine.name, config.engine.name} and saved.engine.name != config.engine.name:
+        raise UserError(
+            f"engine.name={config.engine.name} differs from the run {directory.path}, which has {saved.engine.name}: "
+            "RLlib's checkpoints are read by RLlib alone (--init-from starts a new run from its weights)"
+        )
     before, after = _fixed(saved), {**_fixed(changed), **_fixed(config, to_tree(config))}
     if before != after:
         key, was, new = _first_difference(before, after)
@@ -180,6 +185,7 @@ def _train(
     console = make_console(quiet, total_steps=config.stop.total_steps)
     try:
         engine.log_to(directory.logs_path)
+        engine.keep_in(directory.path / "replay")
         loop = Loop(config, engine, directory, console, began)
         if state is not None:
             exact = loop.restore(state)

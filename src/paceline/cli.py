@@ -14,7 +14,7 @@ FAILED, BAD_INPUT = 1, 2
 
 # Flag → key of the config. Everything else is set by --set KEY=VALUE or in a file.
 TRAIN_FLAGS: dict[str, tuple[str, str]] = {
-    "--algo": ("algo", "ppo, a2c, a3c, impala"),
+    "--algo": ("algo", "ppo, a2c, a3c, impala, dqn; with --engine rllib: ppo, impala, dqn, sac"),
     "--env": ("env.id", "Gymnasium id, package.module:EnvId or path/to/file.py:ClassName"),
     "--total-steps": ("stop.total_steps", "stop after this many environment steps (100000, 100k, 1M)"),
     "--iterations": ("stop.iterations", "stop after this many iterations"),
@@ -22,10 +22,10 @@ TRAIN_FLAGS: dict[str, tuple[str, str]] = {
     "--stop-return": ("stop.return_mean", "stop when the mean return is reached and confirmed by evaluation"),
     "--workers": (
         "engine.workers",
-        "PPO, A2C: processes that collect and learn; A3C, IMPALA: actors beside the learner",
+        "PPO, A2C: processes that collect and learn; A3C, IMPALA, DQN, RLlib: actors beside the learner",
     ),
     "--envs-per-worker": ("env.envs_per_worker", "environments stepped together"),
-    "--engine": ("engine.name", "auto, local, ray"),
+    "--engine": ("engine.name", "auto, local, ray, rllib"),
     "--device": ("engine.device", "auto, cpu, cuda"),
     "--threads": ("engine.threads", "threads for the arithmetic; 0 chooses"),
     "--seed": ("seed", "the same seed gives the same run"),

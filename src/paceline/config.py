@@ -1,7 +1,8 @@
 """The configuration of a run: one frozen, nested, validated model.
 
 Each option has its meaning on the line under it; the defaults, `paceline train --help` and `docs/configuration.md` are
-made from here. How a file, `--set`, flags and presets become one `RunConfig` is in `resolve.py`.
+made from here and, for the sections of the algorithms, from `config_algo.py`. How a file, `--set`, flags and presets
+become one `RunConfig` is in `resolve.py`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,67 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-AlgorithmName = Literal["ppo", "a2c", "a3c", "impala"]
-ALGORITHM_NAMES: tuple[str, ...] = get_args(AlgorithmName)
+from paceline.config_algo import (
+    ALGORITHM_NAMES,
+    RLLIB_ALGORITHMS,
+    RLLIB_ONLY,
+    SECTIONS,
+    A2CConfig,
+    A3CConfig,
+    ActorCriticConfig,
+    AlgorithmConfig,
+    AlgorithmName,
+    DQNConfig,
+    ImpalaConfig,
+    OnPolicyConfig,
+    PPOConfig,
+    SACConfig,
+)
+from paceline.config_values import (
+    Count,
+    Fraction,
+    OrAuto,
+    Positive,
+    Seconds,
+    Section,
+    UserError,
+    parse_count,
+    parse_seconds,
+)
+
+__all__ = [
+    "ALGORITHM_NAMES",
+    "DEFAULT_TOTAL_STEPS",
+    "RLLIB_ALGORITHMS",
+    "SECTIONS",
+    "A2CConfig",
+    "A3CConfig",
+    "ActorCriticConfig",
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "DQNConfig",
+    "EngineConfig",
+    "EnvConfig",
+    "EvalConfig",
+    "ImpalaConfig",
+    "ModelConfig",
+    "OnPolicyConfig",
+    "PPOConfig",
+    "Positive",
+    "RunConfig",
+    "SACConfig",
+    "Section",
+    "StopConfig",
+    "UserError",
+    "parse_count",
+    "parse_seconds",
+]
 DEFAULT_TOTAL_STEPS = 1_000_000
 
-_TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _METRIC_RULE = re.compile(r"^\s*([\w/.-]+)\s*(>=|<=|>|<)\s*([-+0-9.eE]+)\s*$")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -25,64 +78,6 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     "<": operator.lt,
 }
-
-
-class UserError(Exception):
-    """Something the user can mend. The command line prints its one line and exits with 2."""
-
-
-def parse_seconds(value: Any) -> Any:
-    """`90`, `"90"`, `"30m"`, `"1h30m"`, `"01:30:00"` → seconds."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    if re.fullmatch(r"\d+:\d{2}(:\d{2})?", text):
-        seconds = 0
-        for part in text.split(":"):
-            seconds = seconds * 60 + int(part)
-        return float(seconds)
-    if re.fullmatch(r"([0-9.]+[smhd])+", text):
-        return sum(float(number) * _TIME_UNITS[unit] for number, unit in re.findall(r"([0-9.]+)([smhd])", text))
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("a duration such as 90, 90s, 30m, 1h30m or 01:30:00") from None
-
-
-def parse_count(value: Any) -> Any:
-    """`100000`, `"100_000"`, `"1e5"`, `"100k"`, `"1M"` → int. Leaves alone what is not a whole number."""
-    if isinstance(value, str):
-        text = value.strip().replace("_", "").replace(",", "")
-        factor = {"k": 1_000, "M": 1_000_000}.get(text[-1:], 1)
-        try:
-            value = float(text[:-1] if factor > 1 else text) * factor
-        except ValueError:
-            return text
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def parse_auto(value: Any) -> Any:
-    """`auto` → 0, which stands for it."""
-    return 0 if value == "auto" else parse_count(value)
-
-
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0)]
-Count = Annotated[int, BeforeValidator(parse_count)]
-Positive = Annotated[Count, Field(ge=1)]
-OrAuto = Annotated[int, BeforeValidator(parse_auto), Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Schedule = Literal["constant", "linear"]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        validate_default=True,
-        populate_by_name=True,
-        allow_inf_nan=False,
-    )
 
 
 class EnvConfig(Section):
@@ -170,101 +165,6 @@ class ModelConfig(Section):
         return self
 
 
-class ActorCriticConfig(Section):
-    """What all algorithms here have in common."""
-
-    rollout_steps: Positive
-    """Steps of each environment between updates."""
-    learning_rate: Annotated[float, Field(gt=0)]
-    """Step size of the optimizer."""
-    learning_rate_schedule: Schedule = "constant"
-    """`linear` takes it to zero over the budget."""
-    gamma: Fraction = 0.99
-    """Discount per step."""
-    normalize_advantage: bool
-    """Shift and scale the advantages of a rollout to mean 0, deviation 1."""
-    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the entropy bonus."""
-    value_coef: Annotated[float, Field(ge=0)] = 0.5
-    """Weight of the squared error of the value."""
-    max_grad_norm: Annotated[float, Field(ge=0)] = 0.5
-    """Longest gradient; longer ones are scaled down. 0 turns it off."""
-
-
-class OnPolicyConfig(ActorCriticConfig):
-    gae_lambda: Fraction
-    """0 bootstraps after one step, 1 sums to the end of the rollout."""
-
-
-class PPOConfig(OnPolicyConfig):
-    rollout_steps: Positive = 128
-    """Steps of each environment between updates."""
-    epochs: Positive = 10
-    """Passes over each rollout."""
-    minibatch_size: OrAuto = 256
-    """Most rows in one optimizer step; a rollout is cut into equal parts no larger than this. 0 (or `auto`): for images
-    a quarter of a rollout, between 256 and 2048, for vectors 256."""
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
-    """Step size of Adam."""
-    gae_lambda: Fraction = 0.95
-    """0 bootstraps after one step, 1 sums to the end of the rollout."""
-    normalize_advantage: bool = True
-    """Shift and scale the advantages of a rollout to mean 0, deviation 1."""
-    clip: Annotated[float, Field(gt=0)] = 0.2
-    """How far the probability ratio may move from 1."""
-    clip_schedule: Schedule = "constant"
-    """`linear` takes `clip` to zero over the budget."""
-    value_clip: Annotated[float, Field(gt=0)] | None = None
-    """How far the value may move from the one at collection."""
-    target_kl: Annotated[float, Field(gt=0)] | None = None
-    """Stop the passes over a rollout when the policy has moved 1.5 times this far."""
-
-
-class A2CConfig(OnPolicyConfig):
-    rollout_steps: Positive = 16
-    """Steps of each environment between updates."""
-    learning_rate: Annotated[float, Field(gt=0)] = 7e-4
-    """Step size of the optimizer."""
-    gae_lambda: Fraction = 1.0
-    """0 bootstraps after one step, 1 sums to the end of the rollout (n-step returns)."""
-    normalize_advantage: bool = False
-    """Shift and scale the advantages of a rollout to mean 0, deviation 1."""
-    optimizer: Literal["rmsprop", "adam"] = "rmsprop"
-    """RMSprop as in the A3C paper, or Adam."""
-
-
-class A3CConfig(A2CConfig):
-    statistics: Literal["shared", "worker"] = "shared"
-    """The optimizer's running statistics: one set for the gradients of all workers, or one for each worker's."""
-
-
-class ImpalaConfig(ActorCriticConfig):
-    rollout_steps: Positive = 20
-    """Steps of each environment in one rollout, which an actor sends to the learner."""
-    batch_size: Positive = 512
-    """Rows of one update: as many whole rollouts as reach it."""
-    learning_rate: Annotated[float, Field(gt=0)] = 6e-4
-    """Step size of the optimizer."""
-    optimizer: Literal["rmsprop", "adam"] = "adam"
-    """Adam, or RMSprop as in the paper."""
-    normalize_advantage: bool = False
-    """Shift and scale the advantages of a batch to mean 0, deviation 1."""
-    trace_lambda: Fraction = 1.0
-    """Decay of V-trace's traces; 1 in the paper."""
-    clip_rho: Annotated[float, Field(gt=0)] = 1.0
-    """Largest importance weight in V-trace's temporal differences: decides which policy's values are learned."""
-    clip_c: Annotated[float, Field(gt=0)] = 1.0
-    """Largest importance weight in V-trace's traces: decides how fast they are learned."""
-    clip_pg_rho: Annotated[float, Field(gt=0)] = 1.0
-    """Largest importance weight of the policy gradient."""
-    surrogate_clip: Annotated[float, Field(gt=0)] | None = None
-    """PPO's clipped surrogate instead of the policy gradient (APPO): how far the probability ratio may move from 1."""
-    replay_ratio: Annotated[float, Field(ge=0)] = 0.0
-    """Updates on earlier batches for each one on new data."""
-    replay_batches: Positive = 16
-    """How many earlier batches are kept for that."""
-
-
 class StopConfig(Section):
     """Whichever comes first. With none given: a million steps, or what the preset says."""
 
@@ -322,14 +222,14 @@ class CheckpointConfig(Section):
 
 
 class EngineConfig(Section):
-    name: Literal["auto", "local", "ray"] = "auto"
-    """Where it runs: `local` is one process, `ray` has workers anywhere; `auto` is `ray` for several workers or where
-    RAY_ADDRESS names a cluster."""
+    name: Literal["auto", "local", "ray", "rllib"] = "auto"
+    """Where it runs: `local` is one process, `ray` has workers anywhere, `rllib` is the same job by Ray RLlib; `auto`
+    is `ray` for several workers or where RAY_ADDRESS names a cluster."""
     workers: OrAuto = 0
-    """PPO, A2C: processes that collect and learn. A3C, IMPALA: actors beside the learner. 0 (or `auto`): one for
-    `local`, one per core that is ours for `ray`."""
+    """PPO, A2C: processes that collect and learn. A3C, IMPALA, DQN, and all of `rllib`: actors beside the learner. 0
+    (or `auto`): one for `local`, one per core that is ours for `ray` and `rllib`."""
     learners: Positive = 1
-    """IMPALA on `ray`: processes that share each batch and average their gradients."""
+    """IMPALA on `ray`, and all of `rllib`: processes that share each batch and average their gradients."""
     threads: Annotated[Count, Field(ge=0)] = 0
     """Most threads for the arithmetic of one process; 0 means its share of the cores. An MLP uses two at most."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -355,6 +255,9 @@ class EngineConfig(Section):
     """The longest that the workers may take to be ready."""
     max_restarts: Annotated[Count, Field(ge=0)] = 100
     """Workers replaced in one run before it gives up."""
+    rllib: dict[str, Any] = {}
+    """Read by `rllib` alone, and its last word: arguments of RLlib's `training`, `env_runners`, `learners` and other
+    methods, such as `{use_kl_loss: false}`."""
 
 
 class RunConfig(Section):
@@ -374,20 +277,29 @@ class RunConfig(Section):
     a2c: A2CConfig = A2CConfig()
     a3c: A3CConfig = A3CConfig()
     impala: ImpalaConfig = ImpalaConfig()
+    dqn: DQNConfig = DQNConfig()
+    sac: SACConfig = SACConfig()
     stop: StopConfig = StopConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
 
     @property
-    def hyper(self) -> ActorCriticConfig:
+    def hyper(self) -> AlgorithmConfig:
         """The section of the chosen algorithm."""
-        section: ActorCriticConfig = getattr(self, self.algo)
+        section: AlgorithmConfig = getattr(self, self.algo)
         return section
 
     @model_validator(mode="after")
     def _combinations(self) -> RunConfig:
         engine = self.engine
+        rllib = engine.name == "rllib"
+        if self.algo in RLLIB_ONLY and not rllib:
+            raise ValueError(f"algo={self.algo} is RLlib's: add --engine rllib")
+        if self.algo not in RLLIB_ALGORITHMS and rllib:
+            raise ValueError(
+                f"algo={self.algo} is not one of RLlib's, {', '.join(RLLIB_ALGORITHMS)}: leave --engine out"
+            )
         if engine.name == "local" and engine.workers > 1:
             raise ValueError(
                 f"engine.workers={engine.workers}: the local engine is one process; leave engine.name to `auto`, or "
@@ -398,17 +310,25 @@ class RunConfig(Section):
         if engine.overlap and self.algo != "ppo":
             raise ValueError(f"engine.overlap=true is for ppo; {self.algo} on `ray` overlaps by itself")
         synchronous = self.algo in ("ppo", "a2c")
-        if synchronous and engine.device == "cuda" and (engine.name == "ray" or engine.workers > 1):
+        if synchronous and not rllib and engine.device == "cuda" and (engine.name == "ray" or engine.workers > 1):
             raise ValueError(
                 f"engine.device=cuda: the workers of {self.algo} on Ray learn on the CPU; use one GPU with --engine "
                 "local, or impala, whose learner takes it"
             )
-        if synchronous and engine.scaling == "strong" and engine.workers > self.env.envs_per_worker > 0:
+        if synchronous and not rllib and engine.scaling == "strong" and engine.workers > self.env.envs_per_worker > 0:
             raise ValueError(
                 f"engine.workers={engine.workers} cannot share env.envs_per_worker={self.env.envs_per_worker} "
                 "environments: raise that, or give each worker as many with engine.scaling=weak"
             )
-        if engine.learners > 1 and self.algo != "impala":
+        least = self.env.envs_per_worker * (self.dqn.rollout_steps + 2)
+        if self.algo == "dqn" and not rllib and self.dqn.replay_size < least:
+            raise ValueError(
+                f"dqn.replay_size={self.dqn.replay_size} is too small: env.envs_per_worker x (dqn.rollout_steps + 2) = "
+                f"{least} is the least"
+            )
+        if self.algo == "dqn" and not rllib and engine.device == "cuda":
+            raise ValueError("engine.device=cuda: dqn learns on the CPU; ppo and impala can use a GPU")
+        if engine.learners > 1 and self.algo != "impala" and not rllib:
             raise ValueError(f"engine.learners={engine.learners} is for impala; with {self.algo} set engine.workers")
         for name in ("scaling", "straggler_share") if not synchronous else ():
             if getattr(engine, name) != EngineConfig.model_fields[name].default:

@@ -42,6 +42,7 @@ def evaluate(
     """
     _check(episodes, seed)
     agent = Agent(checkpoint.find(target, which), seed=seed)
+    agent.check(stochastic=stochastic)
     kind = "random" if random else "stochastic" if stochastic else "deterministic"
     rows: list[dict[str, Any]] = []
     for name, config in _level_sets(agent.config.env, levels).items():

@@ -14,7 +14,8 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from paceline.config import ALGORITHM_NAMES, DEFAULT_TOTAL_STEPS, RunConfig, UserError
+from paceline import rllib_keys
+from paceline.config import DEFAULT_TOTAL_STEPS, SECTIONS, RunConfig, UserError
 
 Tree = dict[str, Any]
 BUDGETS = ("total_steps", "iterations", "max_time")
@@ -32,17 +33,21 @@ Loader.add_implicit_resolver(
 def resolve_tree(given: Mapping[str, Any], *, preset: str | None = None) -> tuple[RunConfig, str | None]:
     """The validated config of what the user gave, and the name of the preset that filled the rest."""
     given = tidy(given)
-    validate({key: given[key] for key in ("algo", "env", "preset") if key in given})  # to look the preset up
+    validate({key: given[key] for key in ("algo", "env", "preset", "engine") if key in given})  # to look the preset up
     algo = given.get("algo") or RunConfig.model_fields["algo"].default
-    for other in ALGORITHM_NAMES:
+    for other in SECTIONS:
         if other != algo and given.get(other):
             key = f"{other}.{next(iter(given[other]))}" if isinstance(given[other], dict) else other
             raise UserError(f"{key} is a setting of --algo {other}, and this run is --algo {algo}")
     base, name = _preset_for(given, preset or given.get("preset"))
+    if (given.get("engine") or {}).get("name") == "rllib":
+        base = _without(base, rllib_keys.REFUSED)
     given["preset"] = name.rpartition("/")[2] if name else "none"
     stop = given.get("stop")
     if isinstance(stop, Mapping) and any(stop.get(key) is not None for key in BUDGETS):
         base.pop("stop", None)  # the user's budget replaces the preset's
+    if isinstance(given.get("model"), Mapping) and given["model"].get("class"):
+        base.pop("model", None)  # and so does the user's network
     config = validate(merge(base, given))
     if not config.stop.has_budget:
         config = validate(merge(base, merge(given, {"stop": {"total_steps": DEFAULT_TOTAL_STEPS}})))
@@ -73,7 +78,7 @@ def tidy(given: Mapping[str, Any]) -> Tree:
 
 def _fit_minibatch(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     """A minibatch from a preset or a default shrinks with the rollout; one that the user asked for has to fit."""
-    envs, steps = config.env.envs_per_worker, config.hyper.rollout_steps
+    envs, steps = config.env.envs_per_worker, config.ppo.rollout_steps
     if config.algo != "ppo" or envs == 0 or config.ppo.minibatch_size <= envs * steps:
         return config
     if "minibatch_size" in given.get("ppo", {}):
@@ -93,7 +98,7 @@ def validate(tree: Mapping[str, Any]) -> RunConfig:
 
 def to_tree(config: RunConfig) -> Tree:
     """As nested plain values, without the sections of the algorithms that do not run."""
-    unused = {name for name in ALGORITHM_NAMES if name != config.algo}
+    unused = {name for name in SECTIONS if name != config.algo}
     return config.model_dump(by_alias=True, mode="json", exclude=unused)
 
 
@@ -171,6 +176,16 @@ def _preset_for(given: Mapping[str, Any], wanted: str | None) -> tuple[Tree, str
     if name not in table:
         name = next((n for n, preset in table.items() if _is_for(preset, env_id)), None)
     return (_settings(table[name]), f"{algo}/{name}") if name else ({}, None)
+
+
+def _without(preset: Tree, refused: Iterable[str]) -> Tree:
+    """A preset fills what the engine can take, and no more."""
+    return {
+        section: {key: value for key, value in settings.items() if f"{section}.{key}" not in refused}
+        if isinstance(settings, dict)
+        else settings
+        for section, settings in preset.items()
+    }
 
 
 def _is_for(preset: Tree, env_id: str) -> bool:

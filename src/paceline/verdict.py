@@ -34,6 +34,7 @@ _FEWER_STEPS = {
     "a2c": "a larger a2c.rollout_steps",
     "a3c": "a larger a3c.rollout_steps",
     "impala": "a larger impala.batch_size",
+    "dqn": "fewer dqn.gradient_steps or a larger dqn.rollout_steps",
 }
 
 

@@ -22,6 +22,8 @@ HYPER: dict[str, dict[str, Any]] = {
     "a2c": {"rollout_steps": 8, "learning_rate": 1e-2, "gamma": 0.5, "optimizer": "adam", "max_grad_norm": 0.0},
     "a3c": {"rollout_steps": 8, "learning_rate": 1e-2, "gamma": 0.5, "optimizer": "adam", "max_grad_norm": 0.0},
     "impala": {"rollout_steps": 8, "learning_rate": 1e-2, "gamma": 0.5, "max_grad_norm": 0.0},
+    "dqn": {"rollout_steps": 8, "gradient_steps": 8, "learning_rate": 5e-3, "gamma": 0.5, "learning_starts": 0}
+    | {"replay_size": 4000, "target_update_every": 40, "epsilon_end": 0.01},
 }
 LAMBDA = {"ppo": "gae_lambda", "a2c": "gae_lambda", "impala": "trace_lambda"}
 
@@ -90,6 +92,27 @@ def test_one_step_a_rollout_repeats_what_it_sees(algo: str, kind: str, least: fl
     assert score(train(algo, identity(kind), iterations, envs=16, model=model, normalize_advantage=True)) > least
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"double": False, "dueling": True},
+        {"prioritized": True, "n_step": 3},
+        {"target_update_every": 1, "target_tau": 0.05},
+    ],
+    ids=["double", "dueling", "prioritized", "soft"],
+)
+def test_dqn_repeats_what_it_sees(options: dict[str, Any]) -> None:
+    assert score(train("dqn", identity("discrete"), 60, **options)) > 9.7
+
+
+def test_dqn_with_noise_on_its_weights() -> None:
+    """New noise for every other step: it is all that tries other actions."""
+    options: dict[str, Any] = {"exploration": "noisy", "noisy_deviation": 1.0, "gamma": 0.0, "rollout_steps": 2}
+    replica = train("dqn", identity("discrete"), 100, gradient_steps=4, learning_rate=2e-3, **options)
+    assert np.mean([e.total for e in replica.evaluate(20, stochastic=False, number=0)]) > 9.7
+
+
 def test_ppo_with_squashed_actions() -> None:
     assert score(train("ppo", identity("box"), 30, model={"log_std_init": -0.5, "squash": True})) > 8.5
 
@@ -104,7 +127,9 @@ def test_a2c_with_rmsprop() -> None:
     assert score(replica) > 8.0
 
 
-@pytest.mark.parametrize(("algo", "iterations"), [("ppo", 25), ("a2c", 100), ("a3c", 100), ("impala", 100)])
+@pytest.mark.parametrize(
+    ("algo", "iterations"), [("ppo", 25), ("a2c", 100), ("a3c", 100), ("impala", 100), ("dqn", 60)]
+)
 @pytest.mark.parametrize("normalize", [False, True])
 def test_a_reward_that_comes_late(algo: str, iterations: int, normalize: bool) -> None:
     env = {
@@ -116,7 +141,8 @@ def test_a_reward_that_comes_late(algo: str, iterations: int, normalize: bool) -
 
 
 @pytest.mark.parametrize(
-    ("algo", "iterations", "rate"), [("ppo", 10, 2e-3), ("a2c", 60, 3e-3), ("a3c", 60, 3e-3), ("impala", 60, 3e-3)]
+    ("algo", "iterations", "rate"),
+    [("ppo", 10, 2e-3), ("a2c", 60, 3e-3), ("a3c", 60, 3e-3), ("impala", 60, 3e-3), ("dqn", 40, 1e-3)],
 )
 def test_images(algo: str, iterations: int, rate: float) -> None:
     env = {"id": "paceline/ImageSide-v0", "kwargs": {"size": 12}}
@@ -133,7 +159,8 @@ def test_images_through_other_convolutions(cnn: str, size: int) -> None:
 
 def test_the_same_seed_gives_the_same_weights() -> None:
     for algo in HYPER:
-        one, same, other = (train(algo, identity("box"), 4, seed=seed).policy.parameters for seed in (1, 1, 2))
+        kind = "discrete" if algo == "dqn" else "box"
+        one, same, other = (train(algo, identity(kind), 4, seed=seed).policy.parameters for seed in (1, 1, 2))
         assert torch.equal(one, same) and not torch.equal(one, other)
 
 
@@ -169,6 +196,21 @@ def test_the_value_of_each_step_to_a_real_end(algo: str, iterations: int) -> Non
     values = replica.policy.value(np.eye(6, dtype=np.float32)[:5])
     expected = [KnownReturn.value(0.9, t, length=5) for t in range(5)]  # 4.10, 3.44, 2.71, 1.90, 1
     np.testing.assert_allclose(values, expected, atol=0.15)
+
+
+@pytest.mark.parametrize("options", [{}, {"n_step": 3}, {"prioritized": True}], ids=["plain", "n_step", "prioritized"])
+def test_the_values_of_dqn(options: dict[str, Any]) -> None:
+    """Of an endless reward seen through cut episodes, and of each step to a real end."""
+    common: dict[str, Any] = {"gamma": 0.9, "rollout_steps": 16, "target_update_every": 25, **options}
+    common["huber"] = 100.0  # a square: the value is to be the mean of the returns, not nearer their median
+    endless = {"id": "paceline/TruncationOnly-v0"}
+    seen = np.ones((1, 1), np.float32)
+    value = float(train("dqn", endless, 150, **common).policy.value(seen)[0])
+    assert value == pytest.approx(TruncationOnly.value(0.9), rel=0.05)  # 10
+    assert float(train("dqn", endless, 150, change=fold, **common).policy.value(seen)[0]) < 5.0
+    replica = train("dqn", {"id": "paceline/KnownReturn-v0", "kwargs": {"length": 5}}, 150, **common)
+    values = replica.policy.value(np.eye(6, dtype=np.float32)[:5])
+    np.testing.assert_allclose(values, [KnownReturn.value(0.9, t, length=5) for t in range(5)], atol=0.2)
 
 
 # -- the edges ------------------------------------------------------------------------------------------------------

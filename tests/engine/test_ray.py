@@ -175,6 +175,24 @@ def test_several_learners_and_replay(here: Path) -> None:
     assert more.summary["iterations"] == 8 and more.summary["optimizer_steps"] == 12
 
 
+def test_dqn_with_actors(here: Path) -> None:
+    """Their rollouts go into one replay; each explores by an epsilon of its own. It is saved, and any engine goes on
+    with it."""
+    hyper = {"rollout_steps": 4, "rounds": 2, "gradient_steps": 2, "learning_starts": 200, "prioritized": True}
+    engine = {"name": "ray", "workers": 2}
+    tree = {"algo": "dqn", "dqn": {**hyper, "n_step": 3, "epsilon_fraction": 0.0, "epsilon_end": 0.4}, "seed": 3}
+    run = paceline.train({**tree, "engine": engine, "stop": {"iterations": 30}}, preset="none")
+    row = run.read_metrics()[-1]
+    assert row["steps_sampled"] == row["replay_rows"] == run.summary["env_steps"] > 1500
+    assert row["steps_trained"] == run.summary["optimizer_steps"] * 64 and row["q_max"] >= row["q_mean"] >= row["q_min"]
+    assert run.summary["actor_time_split"]["env"] > 0 and row["policy_lag_mean"] >= 0
+    changes = {"engine": {"name": "local", "workers": 1}, "stop": {"iterations": 31}}
+    more = paceline.train(changes, resume=run.path)
+    assert more.read_metrics()[-1]["replay_rows"] > row["replay_rows"]
+    events = more / "logs/events.log"
+    assert not events.exists() or "starts empty" not in events.read_text()
+
+
 def test_init_from(here: Path) -> None:
     first = train({"engine": {"name": "local"}, "stop": {"iterations": 1}, "name": "first"})
     engine = {"name": "ray", "workers": 2}

@@ -19,6 +19,9 @@ SCORES = [
     ("a2c", "CartPole-v1", 500_000, 475.0, 5, 1),
     ("impala", "CartPole-v1", 300_000, 450.0, 3, 2),
     ("a3c", "CartPole-v1", 500_000, 450.0, 3, 2),
+    ("dqn", "CartPole-v1", 100_000, 475.0, 3, 1),
+    ("dqn", "Acrobot-v1", 150_000, -100.0, 3, 1),
+    ("dqn", "MountainCar-v0", 200_000, -120.0, 3, 1),
 ]
 CASES = [
     (algo, env, steps, score, seed, workers)

@@ -6,6 +6,7 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.algo.optimizers import Adam, RMSprop, clip_norm_
 from paceline.algo.returns import explained_variance, gae
-from paceline.config import ActorCriticConfig, OnPolicyConfig
+from paceline.config import AlgorithmConfig, OnPolicyConfig
 from paceline.group import Group
 from paceline.model.normalizer import CLIP, RunningMoments
 from paceline.model.policy import Policy
@@ -42,7 +43,7 @@ class Algorithm(ABC):
     def __init__(
         self,
         policy: Policy,
-        hyper: ActorCriticConfig,
+        hyper: AlgorithmConfig,
         *,
         rng: np.random.Generator,
         group: Group | None = None,
@@ -56,6 +57,26 @@ class Algorithm(ABC):
     @abstractmethod
     def update(self, batch: Batch, remaining: float) -> Metrics:
         """Learn from a batch. `remaining` is the part of the budget that is left, for the schedules."""
+
+    def absorb(self, batch: Batch, remaining: float) -> None:
+        """An update whose metrics nobody asks for."""
+        self.update(batch, remaining)
+
+    def keep_in(self, folder: Path) -> None:
+        """Where there is room for what does not fit in memory; before the first update."""
+        return
+
+    def interrupted(self) -> None:
+        """The next rollout does not begin where the last one ended."""
+        return
+
+    def act_as(self, actor: int, actors: int) -> None:
+        """This one collects for a learner: number `actor` of so many."""
+        return
+
+    def notes(self) -> list[str]:
+        """What happened since the last call that a user should know."""
+        return []
 
     # -- what other processes need ----------------------------------------------------------------------------------
 
@@ -171,6 +192,10 @@ class Algorithm(ABC):
             "version": self.version,
             "optimizer_steps": self.optimizer_steps,
         }
+
+    def snapshot(self) -> dict[str, Any]:
+        """The same, but for what is too large to be copied at every update: `load` then leaves that as it is."""
+        return self.state()
 
     def load(self, state: dict[str, Any]) -> None:
         self.policy.load(state["policy"])

@@ -67,6 +67,20 @@ def vtrace(
     return advantage, target
 
 
+def n_step(reward: Floats, value: Floats, terminated: Bools, truncated: Bools, *, gamma: float, n: int) -> Floats:
+    """The sum of the next `n` discounted rewards and the value after them, `[T, N]`; of fewer where an episode or the
+    rollout ends. `value [T+1, N]`."""
+    steps, discount = len(reward), np.float32(gamma)
+    future = value[1:].copy()
+    future[terminated] = 0
+    ended = terminated | truncated
+    target: Floats = reward + discount * future
+    for _ in range(1, min(n, steps)):  # one step more each time, but where there is none
+        longer = reward[:-1] + discount * target[1:]
+        target[:-1] = np.where(ended[:-1], target[:-1], longer)
+    return target
+
+
 def explained_variance(value: Floats, target: Floats) -> float:
     """1 is a perfect value, 0 no better than a constant; NaN when the targets do not vary."""
     variance = float(np.var(target))

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from paceline.config import EngineConfig, RunConfig
     from paceline.engine.base import Engine
 
+RLLIB_PACKAGES = ("ray", "tree", "pandas", "pyarrow", "lz4", "ormsgpack", "scipy", "tensorboardX")
+
 
 def cluster_address(config: EngineConfig) -> str | None:
     """Of the Ray cluster that is named, by the config or by the environment; None: there is none."""
@@ -33,6 +35,16 @@ def make_engine(config: RunConfig, *, resumes: int = 0) -> Engine:
     from paceline.env import catalog
 
     Deadline(os.environ)  # a bad one is told before anything is written
+    if choose(config) == "rllib":
+        from paceline.engine import rllib_settings
+
+        rllib_settings.check(config)
+        missing = [name for name in RLLIB_PACKAGES if not catalog.is_installed(name)]
+        if missing:
+            raise UserError(f"--engine rllib needs {', '.join(missing)}: pip install 'paceline[rllib]'")
+        from paceline.engine.rllib import RllibEngine
+
+        return RllibEngine(config, resumes=resumes)
     if choose(config) == "local":
         from paceline.engine.local import LocalEngine
 

@@ -75,6 +75,10 @@ class Engine(ABC):
         """Where other processes of the run may print to."""
         return
 
+    def keep_in(self, folder: Path) -> None:
+        """Where there is room for what does not fit in memory."""
+        return
+
     def notes(self) -> list[str]:
         """What happened since the last call that a user should know: a worker lost, one that came back."""
         return []

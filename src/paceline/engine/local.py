@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ class LocalEngine(Engine):
         self.threads, self.cores = self.replica.threads, machine.cores()
         slots = config.env.envs_per_worker * config.hyper.rollout_steps
         self._rollouts = math.ceil(config.impala.batch_size / slots) if config.algo == "impala" else 1
+        self._rounds = config.dqn.rounds if config.algo == "dqn" else 1
         self.parameters = self.policy.parameters.numel()
         self.device = self.replica.device_name
         self._ahead: Batch | None = None  # collected while the last one was learned from
@@ -70,20 +72,34 @@ class LocalEngine(Engine):
             return True
         self.algorithm.load(state["algorithm"])
         self.optimizer_steps = self.algorithm.optimizer_steps
+        if len(state["collectors"]) == 1 and collector.restore(state["collectors"][0]):
+            return True
+        self.algorithm.interrupted()
         if len(state["collectors"]) != 1:
             collector.start()
-            return False
-        return collector.restore(state["collectors"][0])
+        return False
+
+    def keep_in(self, folder: Path) -> None:
+        self.algorithm.keep_in(folder)
+
+    def notes(self) -> list[str]:
+        return self.algorithm.notes()
 
     def iterate(self, remaining: float, clock: Clock) -> Iteration:
         if self.config.engine.overlap:
             return self._iterate_ahead(remaining, clock)
-        batch = self._collect(clock)
-        metrics, learning = self.replica.learn(batch, remaining)
-        for part, seconds in learning.items():
-            clock.add(part, seconds)
+        done = Iteration(0, {})
+        for number in range(self._rounds):
+            batch = self._collect(clock)
+            last = number == self._rounds - 1
+            done.metrics, learning = self.replica.learn(batch, remaining, measured=last)
+            for part, seconds in learning.items():
+                clock.add(part, seconds)
+            done.env_steps += batch.env_steps
+            done.episodes += batch.episodes
+            done.env_metrics += batch.env_metrics
         self.optimizer_steps = self.algorithm.optimizer_steps
-        return Iteration(batch.env_steps, metrics, batch.episodes, batch.env_metrics)
+        return done
 
     def _iterate_ahead(self, remaining: float, clock: Clock) -> Iteration:
         """Learn from one rollout while the next is collected, with the weights of before."""

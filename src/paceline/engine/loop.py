@@ -125,7 +125,8 @@ class Loop:
             if not is_out_of_memory(error):
                 raise
             keys = ["env.envs_per_worker", f"{self.config.algo}.rollout_steps"]
-            keys += {"ppo": ["ppo.minibatch_size"], "impala": ["impala.batch_size"]}.get(self.config.algo, [])
+            largest = {"ppo": "minibatch_size", "impala": "batch_size", "dqn": "replay_size"}.get(self.config.algo)
+            keys += [f"{self.config.algo}.{largest}"] if largest else []
             raise TrainingError(
                 f"out of memory at iteration {self.counters.iteration + 1}: lower {', '.join(keys[:-1])} or "
                 f"{keys[-1]}. The last checkpoint is whole: start from its weights with --init-from "
@@ -188,9 +189,10 @@ class Loop:
         return row
 
     def _check_finite(self, metrics: dict[str, float]) -> None:
-        if not math.isfinite(metrics["total_loss"]) or not math.isfinite(metrics["gradient_norm"]):
+        loss, norm = (metrics.get(name, 0.0) for name in ("total_loss", "gradient_norm"))  # none before learning starts
+        if not math.isfinite(loss) or not math.isfinite(norm):
             raise TrainingError(
-                f"the loss is {metrics['total_loss']} and the gradient {metrics['gradient_norm']} at iteration "
+                f"the loss is {loss} and the gradient {norm} at iteration "
                 f"{self.counters.iteration}: lower the learning rate, turn on env.normalize_observation and "
                 f"env.normalize_reward, or run `paceline envs check {self.config.env.id}`; the last checkpoint is whole"
             )

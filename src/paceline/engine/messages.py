@@ -27,6 +27,8 @@ class Order:
     cores: int = 1
     spaces: dict[str, Any] | None = None
     log: str | None = None  # where it prints to
+    folder: str | None = None  # where a learner has room for what does not fit in memory
+    workers: int = 1  # actors beside each other
     host: str = ""  # of the driver: another one has no business with the driver's files
 
 
@@ -66,6 +68,7 @@ class Report:
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     lags: list[int] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # for the user
     missing: list[int] = field(default_factory=list)  # rollouts that were lost on the way
 
 

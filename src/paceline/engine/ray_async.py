@@ -1,4 +1,5 @@
-"""Actors that never wait for each other, and a learner: IMPALA (rollouts to the learner) and A3C (gradients to it).
+"""Actors that never wait for each other, and a learner: IMPALA and DQN (rollouts to the learner) and A3C (gradients
+to it).
 
 One call a rollout. The data goes from the actor to the learner without passing through the driver, which handles
 references only; it hands them out while the learner is at work, so that neither side waits for the other longer
@@ -17,6 +18,7 @@ from typing import Any
 import ray
 
 from paceline.algo import ALGORITHMS
+from paceline.config import RunConfig
 from paceline.engine.base import Iteration, Lane
 from paceline.engine.clock import Clock
 from paceline.engine.crew import Member, first_result
@@ -27,12 +29,24 @@ from paceline.engine.ray_sync import split
 from paceline.rollout.batch import Episode
 
 
+def in_one_rollout(config: RunConfig) -> RunConfig:
+    """DQN's rounds of an iteration as one, or as many of them as its replay has room for: actors send few and large
+    messages."""
+    if config.algo != "dqn":
+        return config
+    dqn = config.dqn
+    room = (dqn.replay_size // config.env.envs_per_worker - 2) // dqn.rollout_steps
+    rounds = max(1, min(dqn.rounds, room))
+    changes = {"rollout_steps": rounds * dqn.rollout_steps, "gradient_steps": rounds * dqn.gradient_steps, "rounds": 1}
+    return config.model_copy(update={"dqn": dqn.model_copy(update=changes)})
+
+
 class RayAsyncEngine(RayEngine):
     def learners(self) -> int:
         return self.config.engine.learners
 
     def _begin_crews(self) -> None:
-        config, learners = self.config, self.learners()
+        config, learners = in_one_rollout(self.config), self.learners()
         self._began = time.perf_counter()
 
         def actor(slot: int, restarts: int) -> Order:
@@ -49,7 +63,7 @@ class RayAsyncEngine(RayEngine):
         crew.start(config.engine.start_timeout_seconds)
         self.team = self._make_team(crew)
         self._gradients = ALGORITHMS[config.algo].schedule == "gradients"
-        if self._gradients:
+        if self._gradients or config.algo == "dqn":
             self._count = 1
         else:
             slots = config.env.envs_per_worker * config.hyper.rollout_steps
@@ -85,7 +99,10 @@ class RayAsyncEngine(RayEngine):
         self.pool.publish(int(weights["version"][0]), self.team.weights)
 
     def state(self) -> dict[str, Any]:
-        return {"algorithm": self.team.state(), "collectors": [], "spaces": self.facts.spaces}
+        state = self.team.state()
+        if self.config.algo == "dqn":  # with its replay, which is not copied at every update
+            state = first_result(self.team.crew, lambda member: member.handle.algorithm_state.remote())
+        return {"algorithm": state, "collectors": [], "spaces": self.facts.spaces}
 
     def evaluate(self, episodes: int, *, stochastic: bool, number: int) -> list[Episode]:
         self.actors.admit()
@@ -148,6 +165,7 @@ class RayAsyncEngine(RayEngine):
         for member, report in zip(self.team.crew.members, reports, strict=False):
             member.account(report)
         for report in reports:
+            self.team.crew.messages += report.notes
             for part, seconds in report.seconds.items():
                 clock.add(part, seconds / len(reports))
         for arrival in used:

@@ -59,13 +59,15 @@ class Node:
 
 
 class Cluster:
-    def __init__(self, config: EngineConfig, cpus: int) -> None:
-        """`cpus`: how many places a Ray of our own has; another has what it has."""
+    def __init__(self, config: EngineConfig, cpus: int, *, gpus: int = 0) -> None:
+        """`cpus`, `gpus`: how many places a Ray of our own has; another has what it has."""
         import ray
 
         self.ray: Any = ray
         if ray.is_initialized():
-            raise UserError("engine.name=ray: this process is connected to a Ray already; call ray.shutdown() first")
+            raise UserError(
+                f"engine.name={config.name}: this process is connected to a Ray already; call ray.shutdown() first"
+            )
         self._folder: Path | None = None
         self._variables: dict[str, str | None] = {}
         self._group: Any = None
@@ -75,7 +77,7 @@ class Cluster:
         try:
             self._set(QUIET)
             if self.is_own:
-                self._start(cpus, config.dashboard)
+                self._start(cpus, gpus, config.dashboard)
             else:
                 self._connect()
             self.nodes = self._nodes()
@@ -83,7 +85,7 @@ class Cluster:
             self.close()
             raise
 
-    def _start(self, cpus: int, dashboard: bool) -> None:
+    def _start(self, cpus: int, gpus: int, dashboard: bool) -> None:
         # Unix sockets have short names, so the folder must too; it is private, like the token in it. Ray opens its own
         # to everybody, so that is another one, inside.
         self._folder = Path(tempfile.mkdtemp(prefix="pl-", dir="/tmp" if Path("/tmp").is_dir() else None))
@@ -96,7 +98,7 @@ class Cluster:
             self.ray.init(
                 address="local",
                 num_cpus=cpus,
-                num_gpus=0,
+                num_gpus=gpus,
                 include_dashboard=dashboard,
                 object_store_memory=int(min(high, max(low, OBJECT_STORE_SHARE * machine.memory_limit_bytes()))),
                 _node_ip_address="127.0.0.1",
@@ -170,11 +172,12 @@ class Cluster:
                 f"{share:g} of its {self.cpus:g} CPUs within {PLACEMENT_SECONDS:g} s; is another job using it? "
                 "`ray status` tells"
             )
-        if self.is_own:
-            self._watch_over()
+        self.watch_over()
 
-    def _watch_over(self) -> None:
+    def watch_over(self) -> None:
         """See to it that what we have started ends with us, even if we are killed."""
+        if not self.is_own:
+            return
         words = [sys.executable, "-c", WATCH]
         quiet = subprocess.DEVNULL
         self._watch = subprocess.Popen(

@@ -46,6 +46,7 @@ class RayEngine(Engine):
         self._cores_each = max(1, cores // (self.workers + learners))
         self._parcel = Parcel() if self.cluster.is_own else pack(config)
         self._log_folder: Path | None = None
+        self._room: Path | None = None
         self.crews: list[Crew] = []
         """Those with environments first."""
         self.facts: Facts
@@ -120,6 +121,8 @@ class RayEngine(Engine):
             resumes=self._resumes,
             cores=self._cores_each,
             log=log,
+            folder=str(self._room) if self._room is not None else None,
+            workers=self.workers,
             host=platform.node(),
             **more,
         )
@@ -180,6 +183,11 @@ class RayEngine(Engine):
         self._log_folder = folder.resolve()
         for member in self._everyone():
             member.handle.log_to.remote(str(self._log_path(member.slot)), platform.node())
+
+    def keep_in(self, folder: Path) -> None:
+        self._room = folder.resolve()
+        for member in self._everyone():
+            member.handle.keep_in.remote(str(self._room), platform.node())
 
     def _log_path(self, slot: int) -> Path:
         assert self._log_folder is not None

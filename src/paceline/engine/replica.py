@@ -22,8 +22,9 @@ from paceline.env.pool import PoolVector
 from paceline.env.vector import VectorEnv
 from paceline.model.device import DevicePolicy, find_device
 from paceline.model.policy import Policy
+from paceline.model.q import QPolicy, make_policy
 from paceline.rollout.batch import Batch, Episode
-from paceline.rollout.collector import Collector
+from paceline.rollout.collector import Collector, ReplayCollector
 from paceline.rollout.device import DeviceCollector
 from paceline.rollout.episodes import EVAL_WORKER, eval_envs, play
 from paceline.rollout.turns import TurnsCollector
@@ -58,7 +59,7 @@ class Replica:
         squash = config.model.squash
         if envs:
             number = resumes + RESTART * restarts
-            halves = on_device and config.engine.device != "cpu" and torch.cuda.is_available()
+            halves = on_device and config.algo != "dqn" and config.engine.device != "cpu" and torch.cuda.is_available()
             self.envs, self.stepping = make_vectors(
                 config, envs, worker=worker, resumes=number, cores=cores, halves=halves
             )
@@ -72,15 +73,10 @@ class Replica:
             init, act, update, self._eval_seed = (int(s.generate_state(1)[0]) for s in _streams(config.seed))
             others = (worker, restarts) if worker or restarts else ()  # the first worker's streams are a lone one's
             torch.set_num_threads(1)  # the first weights come from a QR, which several threads compute otherwise
+            on_device = on_device and config.algo != "dqn"
             self.device = find_device(config.engine.device if on_device else "cpu", observation, action)
             if self.device == "cpu":
-                self.policy = Policy(
-                    observation,
-                    action,
-                    config.model,
-                    seed=init,
-                    normalize_observation=config.env.normalize_observation,
-                )
+                self.policy = make_policy(config, observation, action, seed=init)
             else:
                 self.policy = DevicePolicy(
                     observation, action, config.model, device=self.device, seed=init, compiled=_compiled(config)
@@ -108,6 +104,8 @@ class Replica:
         options["clip_reward"] = env.clip_reward
         if isinstance(self.policy, DevicePolicy):
             return DeviceCollector(self.envs, self.policy, buffers=2 if self.config.engine.overlap else 1, **options)
+        if isinstance(self.policy, QPolicy):
+            return ReplayCollector(self.envs, self.policy, **options)
         kind = Collector if len(self.envs) == 1 else TurnsCollector
         return kind(self.envs, self.policy, **options)
 
@@ -136,9 +134,18 @@ class Replica:
         batch = collector.collect(self.algorithm.version)
         return batch, {"env": collector.env_seconds - env, "act": collector.act_seconds - act}
 
-    def learn(self, batch: Batch, remaining: float) -> tuple[dict[str, float], dict[str, float]]:
-        """Learn from a batch: the metrics, and the seconds it took by part."""
-        return self.timed(lambda: self.algorithm.update(batch, remaining))
+    def learn(
+        self, batch: Batch, remaining: float, *, measured: bool = True
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Learn from a batch: the metrics, none if it is not `measured`, and the seconds it took by part."""
+
+        def work() -> dict[str, float]:
+            if measured:
+                return self.algorithm.update(batch, remaining)
+            self.algorithm.absorb(batch, remaining)
+            return {}
+
+        return self.timed(work)
 
     def timed(self, work: Callable[[], dict[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
         began, in_group = time.perf_counter(), self.algorithm.group.seconds
@@ -212,6 +219,10 @@ def set_threads(wanted: int, policy: Policy, rows: int) -> int:
     Torch and BLAS then have one thread each: theirs would wait for each other at every product.
     """
     cores = wanted or machine.cores()
+    if isinstance(policy, QPolicy) and policy.online.fast is not None:
+        torch.set_num_threads(1)
+        threadpool_limits(1, user_api="blas")
+        return policy.use_threads(cores, rows)
     if policy.fast is None:
         # A user's own network over a vector is as small: threads that wait for a core others use cost 20 times more.
         threads = cores if wanted or policy.observation.images else 1
@@ -224,8 +235,8 @@ def set_threads(wanted: int, policy: Policy, rows: int) -> int:
 
 
 def _minibatch_rows(config: RunConfig, envs: int) -> int:
-    if config.algo == "impala":
-        return config.impala.batch_size
+    if config.algo in ("impala", "dqn"):
+        return config.impala.batch_size if config.algo == "impala" else config.dqn.batch_size
     slots = max(envs, 1) * config.hyper.rollout_steps
     return min(slots, config.ppo.minibatch_size) if config.algo == "ppo" else slots
 

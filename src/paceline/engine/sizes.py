@@ -65,6 +65,8 @@ def fit(config: RunConfig, *, may_lower: bool, here: Machine | None = None) -> t
     """
     here = here or Machine(machine.cores(), machine.memory_limit_bytes())
     auto = config.env.envs_per_worker == 0 or (config.algo == "ppo" and config.ppo.minibatch_size == 0)
+    if choose(config) == "rllib":
+        return with_defaults(config) if auto else config, []
     known = procgen.game_of(config.env.id) is not None or atari.is_atari(config.env.id)
     if not auto and not known:
         return config, []
@@ -91,7 +93,8 @@ def look(config: RunConfig) -> tuple[Images | None, bool]:
     if not observation.images:
         return None, False
     device = find_device(config.engine.device, observation, action)
-    on_gpu = device == "cuda" and (choose(config) == "local" or ALGORITHMS[config.algo].schedule != "replicas")
+    learns_there = choose(config) == "local" or ALGORITHMS[config.algo].schedule != "replicas"
+    on_gpu = device == "cuda" and learns_there and config.algo != "dqn"
     row_bytes, parameters = 0, 0
     if config.model.class_ is None:
         net = CnnActorCritic(observation, config.model, action.num_outputs, torch.Generator())
@@ -132,7 +135,7 @@ def estimate(config: RunConfig, images: Images, workers: int) -> int:
     replicas = ALGORITHMS[config.algo].schedule == "replicas"
     batch = config.impala.batch_size if config.algo == "impala" else 0
     if choose(config) == "local":
-        return _process(images, envs, envs * steps + batch, _rows(config, envs * steps))
+        return _process(images, envs, envs * steps + batch, _rows(config, envs * steps)) + _replay(config, images)
     if replicas:
         each = envs if config.engine.scaling == "weak" else -(-envs // workers)
         rows = _rows(config, envs * steps)
@@ -141,7 +144,13 @@ def estimate(config: RunConfig, images: Images, workers: int) -> int:
     learning = envs * steps if config.algo == "a3c" else 0
     actors = workers * _process(images, envs, envs * steps, learning)
     learners = config.engine.learners
-    return RAY_BYTES + actors + learners * _process(images, 0, batch // learners, batch // learners)
+    rows = config.dqn.batch_size if config.algo == "dqn" else batch // learners
+    return RAY_BYTES + actors + learners * (_process(images, 0, rows, rows) + _replay(config, images))
+
+
+def _replay(config: RunConfig, images: Images) -> int:
+    """Of DQN's; a file that is mapped into memory gives it up again when others need it."""
+    return config.dqn.replay_size * images.frame_bytes if config.algo == "dqn" and config.dqn.replay == "ram" else 0
 
 
 def _process(images: Images, envs: int, slots: int, rows: int) -> int:
@@ -155,6 +164,8 @@ def _process(images: Images, envs: int, slots: int, rows: int) -> int:
 def _rows(config: RunConfig, slots: int) -> int:
     if config.algo == "impala":
         return max(config.impala.batch_size, slots)
+    if config.algo == "dqn":
+        return config.dqn.batch_size
     return min(config.ppo.minibatch_size, slots) if config.algo == "ppo" else slots
 
 
@@ -181,6 +192,7 @@ def _resized(config: RunConfig, envs: int, rows: int) -> RunConfig:
 
 def _too_much(config: RunConfig, needed: int, here: Machine) -> str:
     lower = ["env.envs_per_worker", f"{config.algo}.rollout_steps"]
+    lower += ["dqn.replay_size"] if config.algo == "dqn" else []
     lower += ["engine.workers"] if workers_of(config, here) > 1 else []
     return (
         f"{_sizes(config)} need about {_gb(needed)}, and {_gb(here.usable)} of the {_gb(here.memory_bytes)} that are "

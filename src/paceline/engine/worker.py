@@ -10,6 +10,7 @@ import copy
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,6 +67,10 @@ class Worker:
             spaces=order.spaces,
             on_device=order.envs == 0,
         )
+        if order.folder is not None:
+            self.keep_in(order.folder, order.host)
+        if order.envs:
+            self.replica.algorithm.act_as(order.slot, order.workers)
         return self._facts()
 
     def _facts(self, problem: str | None = None) -> Facts:
@@ -92,6 +97,13 @@ class Worker:
         """What the environment prints goes into a file of the run, if this is the host where it lies."""
         if host == platform.node():
             _print_to(Path(path))
+
+    def keep_in(self, path: str, host: str) -> None:
+        """A folder of the run, if this is the host where it lies; else one for as long as this process lives."""
+        if host != platform.node():
+            self._room = tempfile.TemporaryDirectory(prefix="paceline-")
+            path = self._room.name
+        self.replica.algorithm.keep_in(Path(path))
 
     def begin(self, algorithm: dict[str, Any] | None, collector: dict[str, Any] | None) -> bool:
         """Take over the state of a run; True if the environments are exactly where they were."""
@@ -151,13 +163,14 @@ class Worker:
     def _learn(self, work: Any, backup: bool, *, weights: bool) -> tuple[Report, Any, Any]:
         """The report, the state of the algorithm if a backup is asked for, and the weights for actors."""
         algorithm = self.replica.algorithm
-        self._snapshot = copy.deepcopy(algorithm.state())
+        self._snapshot = copy.deepcopy(algorithm.snapshot())
         moved = algorithm.group.bytes_moved
         metrics, seconds = self.replica.timed(work)
         report = self._report(metrics=metrics, seconds=seconds)
         report.bytes_moved = algorithm.group.bytes_moved - moved
         report.fingerprint = algorithm.fingerprint()
-        state = algorithm.state() if backup else None
+        report.notes = algorithm.notes()
+        state = algorithm.snapshot() if backup else None
         return report, state, algorithm.weights() if weights else None
 
     # -- learner: rollouts or gradients of actors -----------------------------------------------------------------
@@ -176,6 +189,7 @@ class Worker:
         if not all(algorithm.group.gather(float(bool(found)))):
             return Report(missing=list(range(len(payloads))), seconds={"sync": fetching}), None, algorithm.weights()
         batch = Batch.join(list(found.values()))
+        algorithm.interrupted()
         report, state, weights = self._learn(lambda: algorithm.update(batch, remaining), backup, weights=True)
         report.seconds["sync"] += fetching
         report.lags, report.missing = lags, missing

@@ -9,6 +9,7 @@ pays.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
@@ -33,6 +34,7 @@ Work = Callable[[], object]
 ONE = np.float32(1.0)
 MAX_WORKSPACES = 512
 LARGE = 24_000  # elements of a layer from which on torch's fused kernels are worth their greater overhead
+WIDE, FEW = 16_384, 4  # weights of a layer from which on they are for fewer rows, too; and how many rows at least
 MIN_PARALLEL_PRODUCTS = 4_000_000  # multiplications in one tower's forward pass, below which a second thread never pays
 
 
@@ -68,6 +70,8 @@ class Tower:
         self._storage: list[Floats] = []
         self._most_rows = 0
         self._workspaces: dict[int, Workspace] = {}
+        self.helper: Twin | None = None
+        """A second thread: it makes the gradients of large weights while this one goes on to the layers below."""
 
     def forward(self, x: Floats) -> Floats:
         """`x [B, D]` → `[K, B]`: this tower's array, good until the next call."""
@@ -99,7 +103,12 @@ class Tower:
         d = d_out
         np.add.reduce(d, axis=1, out=self._d_biases[-1])
         for layer in range(len(self._weights) - 1, -1, -1):
-            np.matmul(d, space.h[layer - 1] if layer else self._x, out=self._d_weights[layer])
+            before, weight = space.h[layer - 1] if layer else self._x, self._d_weights[layer]
+            if self.helper is not None and layer and len(before) * weight.size >= MIN_PARALLEL_PRODUCTS:
+                self.helper.join()
+                self.helper.begin(functools.partial(np.matmul, d, before, out=weight))
+            else:
+                np.matmul(d, before, out=weight)
             if layer:
                 below = space.d[layer - 1]
                 if len(d) == 1:  # an outer product, which matmul leaves to a slow loop
@@ -109,6 +118,8 @@ class Tower:
                 self._activation_backward(space, layer - 1)
                 np.matmul(space.ones, below, out=self._d_biases[layer - 1])
                 d = below.T
+        if self.helper is not None:
+            self.helper.join()
 
     def _activate(self, h: Floats) -> None:
         if self._activation == "tanh":
@@ -148,7 +159,10 @@ class Tower:
         shapes = [*[(rows, n) for n in (*hidden, *hidden, *hidden, outputs)], (outputs, rows), (rows,)]
         views = [s[: math.prod(shape)].reshape(shape) for s, shape in zip(self._storage, shapes, strict=True)]
         n = len(hidden)
-        torches = [torch.from_numpy(v) if v.size >= LARGE else None for v in views[: 2 * n]]
+        wide = [rows >= FEW and weight.size >= WIDE for weight in self._weights[:-1]]
+        torches = [
+            torch.from_numpy(v) if v.size >= LARGE or w else None for v, w in zip(views[: 2 * n], wide * 2, strict=True)
+        ]
         space = Workspace(views[:n], views[n : 2 * n], views[2 * n : 3 * n], torches[:n], torches[n:], *views[3 * n :])
         self._workspaces[rows] = space
         return space
@@ -282,16 +296,28 @@ class Twin:
         self._done.acquire()
         self._work: Work = lambda: None
         self._error: BaseException | None = None
+        self._busy = False
         threading.Thread(target=self._serve, daemon=True, name="twin").start()
 
     def both(self, here: Work, there: Work) -> None:
         """Run both, one in each thread; returns when both are done."""
-        self._work = there
-        self._go.release()
+        self.begin(there)
         try:
             here()
         finally:
-            self._done.acquire()
+            self.join()
+
+    def begin(self, work: Work) -> None:
+        """Start it in the other thread, which has none."""
+        self._work, self._busy = work, True
+        self._go.release()
+
+    def join(self) -> None:
+        """Until what was begun, if anything, is done."""
+        if not self._busy:
+            return
+        self._done.acquire()
+        self._busy = False
         if self._error is not None:
             error, self._error = self._error, None
             raise error

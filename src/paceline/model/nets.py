@@ -29,7 +29,8 @@ BYTES_PER_ACTIVATION = 10.0  # measured: an input or output of a convolution is 
 
 
 class MlpActorCritic(nn.Module):
-    """Two towers, `policy` and `value`; or with `shared` one, whose last output is the value.
+    """Two towers, `policy` and `value`; or with `shared` one, whose last output is the value. Without a `critic` one
+    tower, and values of 0.
 
     `fast.py` computes the same, and its gradient, without autograd; a test compares the two.
     """
@@ -42,14 +43,18 @@ class MlpActorCritic(nn.Module):
         shared: bool,
         outputs: int,
         generator: torch.Generator,
+        *,
+        critic: bool = True,
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.shared = shared
-        if shared:
+        self.shared = shared and critic
+        self.critic = critic
+        if self.shared:
             self.policy = _tower([inputs, *hidden, outputs + 1], generator)
         else:
             self.policy = _tower([inputs, *hidden, outputs], generator)
+        if critic and not shared:
             self.value = _tower([inputs, *hidden, 1], generator)
         # A small policy layer: the first policy is nearly uniform, whatever the observation.
         with torch.no_grad():
@@ -59,13 +64,15 @@ class MlpActorCritic(nn.Module):
 
     @property
     def hidden_layers(self) -> list[nn.Linear]:
-        towers = [self.policy] if self.shared else [self.policy, self.value]
+        towers = [self.policy, self.value] if self.critic and not self.shared else [self.policy]
         return [layer for tower in towers for layer in tower[:-1] if isinstance(layer, nn.Linear)]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         out = self._run(self.policy, x)
         if self.shared:
             return out[:, :-1], out[:, -1]
+        if not self.critic:
+            return out, out.new_zeros(len(out))
         return out, self._run(self.value, x).squeeze(1)
 
     def _run(self, tower: nn.ModuleList, h: Tensor) -> Tensor:
@@ -84,7 +91,13 @@ class CnnActorCritic(nn.Module):
     """
 
     def __init__(
-        self, observation: ObservationCodec, config: ModelConfig, outputs: int, generator: torch.Generator
+        self,
+        observation: ObservationCodec,
+        config: ModelConfig,
+        outputs: int,
+        generator: torch.Generator,
+        *,
+        critic: bool = True,
     ) -> None:
         super().__init__()
         self.is_image = observation.is_image
@@ -104,7 +117,9 @@ class CnnActorCritic(nn.Module):
             width, activations = _measure(stack, leaf.shape)
             features += width
             self.row_bytes += int(BYTES_PER_ACTIVATION * activations)
-        self.head = MlpActorCritic(features, config.hidden, config.activation, config.shared, outputs, generator)
+        self.head = MlpActorCritic(
+            features, config.hidden, config.activation, config.shared, outputs, generator, critic=critic
+        )
         self._stacks: list[Callable[[Tensor], Tensor]] = list(self.convolutions)
         if config.cnn == "impala":
             for layer in [m for m in self.modules() if isinstance(m, nn.Conv2d)] + self.head.hidden_layers:

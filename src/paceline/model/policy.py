@@ -39,9 +39,9 @@ class Policy:
         normalize_observation: bool = False,
     ) -> None:
         self.observation, self.action = observation, action
-        _refuse_unused(observation, action, config, normalize_observation)
+        refuse_unused(observation, action, config, normalize_observation)
         generator = torch.Generator().manual_seed(seed)
-        self.net = _make_net(observation, action.num_outputs, config, generator, seed)
+        self.net = make_net(observation, action.num_outputs, config, generator, seed)
         self._log_std = nn.Parameter(torch.full((action.dim,), config.log_std_init))
         self.parameters, self.gradient = flatten([self._log_std, *self.net.parameters()])
         self.fast = FastMlp(self.net) if isinstance(self.net, MlpActorCritic) else None
@@ -201,8 +201,14 @@ def _backward(outputs: tuple[Tensor, Tensor], d_out: Floats, d_value: Floats) ->
     torch.autograd.backward(outputs, gradients)
 
 
-def _make_net(
-    observation: ObservationCodec, outputs: int, config: ModelConfig, generator: torch.Generator, seed: int
+def make_net(
+    observation: ObservationCodec,
+    outputs: int,
+    config: ModelConfig,
+    generator: torch.Generator,
+    seed: int,
+    *,
+    critic: bool = True,
 ) -> nn.Module:
     if config.class_ is not None:
         make = load_attribute(config.class_, "model.class")
@@ -227,8 +233,10 @@ def _make_net(
             raise UserError(f"model.class={config.class_}: a torch.nn.Module is expected, not {type(net).__name__}")
         return net
     if observation.images:
-        return CnnActorCritic(observation, config, outputs, generator)
-    return MlpActorCritic(observation.size, config.hidden, config.activation, config.shared, outputs, generator)
+        return CnnActorCritic(observation, config, outputs, generator, critic=critic)
+    return MlpActorCritic(
+        observation.size, config.hidden, config.activation, config.shared, outputs, generator, critic=critic
+    )
 
 
 def flatten(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
@@ -246,7 +254,7 @@ def flatten(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
     return flat, gradient
 
 
-def _refuse_unused(
+def refuse_unused(
     observation: ObservationCodec, action: ActionCodec, config: ModelConfig, normalize_observation: bool
 ) -> None:
     """A setting is never silently ignored."""

@@ -35,8 +35,8 @@ class Episode:
 class Batch:
     obs: Any  # [T+1, N, …] as the env gave it, images as uint8: an array, or a tensor on a device
     action: Array  # [T, N, k]
-    logp: Floats  # [T, N] of the policy that acted
-    value: Floats  # [T+1, N] of the policy that acted
+    logp: Floats  # [T, N] of the policy that acted; of DQN with priorities what the action is worth to it
+    value: Floats  # [T+1, N] of the policy that acted; of DQN with priorities what the best action is worth to it
     reward: Floats  # [T, N] raw
     discounted: Floats  # [T, N] running discounted return of the episode, if rewards are normalised
     terminated: Bools  # [T, N]

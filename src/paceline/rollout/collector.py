@@ -37,7 +37,8 @@ class Vector(Protocol):
 class Actor(Protocol):
     """What a collector needs of a policy."""
 
-    head: Head
+    @property
+    def head(self) -> Head: ...
 
     def act(self, observation: Array, noise: NDArray[np.float32]) -> tuple[Array, Array | None, Array | None]: ...
     def judge(self, observation: Array, action: Array) -> tuple[Array, Array]: ...
@@ -207,3 +208,11 @@ class Collector:
         ):
             own[...] = state[saved]
         return True
+
+
+class ReplayCollector(Collector):
+    """For what is learned from replay: values are kept only where acting has said them."""
+
+    def _conclude(self, batch: Batch) -> None:
+        if self._judged:
+            super()._conclude(batch)

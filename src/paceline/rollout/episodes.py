@@ -19,7 +19,8 @@ MAX_EPISODE_STEPS = 100_000  # an episode that never ends is cut here
 
 
 class Player(Protocol):
-    head: Head
+    @property
+    def head(self) -> Head: ...
 
     def act(self, observation: Array, noise: NDArray[np.float32]) -> tuple[Array, Array | None, Array | None]: ...
     def best(self, observation: Array) -> Array: ...

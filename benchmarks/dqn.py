@@ -1,0 +1,154 @@
+"""DQN against Stable-Baselines3, and what a replay on disk costs: writes results/dqn.{md,json}.
+
+    .venv/bin/python benchmarks/dqn.py [--quick] [--only zoo throughput replay] [--repeats 5]
+
+Peer and ours take turns, as in run.py. Both do plain DQN: Stable-Baselines3 has no double one. The peer of the replay
+on disk is the same in memory, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from measuring import ROOT, BenchError, machine, output_of, sgemm_gflops, versions
+from run import JOBS, Bench, Job, facts_of, say, write_results
+from tables import Row, bars_table
+
+_CARTPOLE = (
+    "--preset none --algo dqn --env CartPole-v1 --set dqn.double=false --set model.hidden=[256,256] "
+    "--set model.activation=relu --set dqn.batch_size=64 --set dqn.replay_size=100000 --set dqn.learning_starts=1000"
+)
+# A target update every 10 env steps of Stable-Baselines3 is one after each round of 128 optimizer steps.
+_ZOO = (
+    "--envs-per-worker 1 --set dqn.rollout_steps=256 --set dqn.rounds=1 --set dqn.gradient_steps=128 "
+    "--set dqn.learning_rate=2.3e-3 --set dqn.gamma=0.99 --set dqn.target_update_every=128 "
+    "--set dqn.epsilon_fraction=0.16 --set dqn.epsilon_end=0.04"
+)
+_WIDE = (
+    "--envs-per-worker 8 --set dqn.rollout_steps=4 --set dqn.gradient_steps=1 --set dqn.learning_rate=1e-3 "
+    "--set dqn.target_update_every=31"
+)
+OURS = {
+    "dqn zoo": Job(
+        peer="peer_sb3_dqn.py zoo --steps {size}",
+        ours=f"{_CARTPOLE} {_ZOO} --total-steps {{size}}",
+        size=50_000,
+        quick_size=5_000,
+        seeds=5,
+    ),
+    "dqn throughput": Job(
+        peer="peer_sb3_dqn.py throughput --steps {size}",
+        ours=f"{_CARTPOLE} {_WIDE} --total-steps {{size}}",
+        size=200_000,
+        quick_size=20_000,
+        seeds=5,
+    ),
+}
+DRAWS, ROWS = 200, 256
+ANON_LIMIT_MB = 1000
+
+
+def zoo(bench: Bench) -> list[Row]:
+    return [_speed(bench, "dqn zoo", "training, s")]
+
+
+def throughput(bench: Bench) -> list[Row]:
+    return [_speed(bench, "dqn throughput", "env steps/s")]
+
+
+def _speed(bench: Bench, name: str, measure: str) -> Row:
+    """Without the arithmetic floor, which is PPO's."""
+    pairs = bench.pairs(name)
+    row = bench.speed(name, 3, pairs, measure)
+    return Row(**{**vars(row), "floor_seconds": None})
+
+
+def replay(bench: Bench) -> list[Row]:
+    """A million observations of 64 x 64 x 3 bytes: the time to draw 256 rows, and memory that is no file's."""
+    rows = 100_000 if bench.quick else 1_000_000
+    seconds: dict[str, list[float]] = {"ram": [], "disk": []}
+    anonymous = []
+    for _ in range(bench.repeats):
+        for where, found in seconds.items():
+            words = [sys.executable, __file__, "--measure", where, "--rows", str(rows)]
+            record = json.loads(output_of(words, 900).splitlines()[-1])
+            found.append(1000 * record["seconds"])
+            say(f"replay, {where}: {found[-1]:.2f} ms, {record['anonymous_mb']:.0f} MB")
+            if where == "disk":
+                anonymous.append(record["anonymous_mb"])
+    name = f"replay of {rows:,}"
+    return [
+        Row(name, "drawing 256 rows, ms (peer: in memory)", seconds["disk"], seconds["ram"], factor=0.5, digits=2),
+        Row(name, "memory that is no file's, MB", anonymous, limit=ANON_LIMIT_MB, digits=0),
+    ]
+
+
+def measure(where: str, rows: int) -> dict[str, float]:
+    import numpy as np
+    from gymnasium import spaces
+
+    from paceline.rollout.batch import Batch
+    from paceline.rollout.replay import Replay
+    from paceline.spaces import ActionCodec, ObservationCodec
+
+    observation = ObservationCodec(spaces.Box(0, 255, (64, 64, 3), np.uint8))
+    action = ActionCodec(spaces.Discrete(15))
+    rng = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory(dir=ROOT) as folder:
+        held = Replay(rows, 16, observation, action, on_disk=where == "disk")
+        held.open(Path(folder))
+        batch = Batch.empty(64, 16, observation, action)
+        batch.obs[...] = rng.integers(256, size=batch.obs.shape, dtype=np.uint8)
+        batch.valid[...] = True
+        while len(held) < rows - 16 * 128:
+            held.add(batch, continues=True)
+        seconds = []
+        for _ in range(DRAWS):
+            began = time.perf_counter()
+            held.sample(rng, ROWS, n_step=1, gamma=0.99)
+            seconds.append(time.perf_counter() - began)
+        status = Path("/proc/self/status").read_text()
+    anonymous = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
+    return {"seconds": median(seconds), "anonymous_mb": anonymous / 1000}
+
+
+def main() -> int:
+    blocks: dict[str, Callable[[Bench], list[Row]]] = {"zoo": zoo, "throughput": throughput, "replay": replay}
+    parser = argparse.ArgumentParser(description="Measures DQN against Stable-Baselines3, and its replay on disk.")
+    parser.add_argument("--only", nargs="+", choices=list(blocks), default=list(blocks), metavar="JOB")
+    parser.add_argument("--repeats", type=int, help="runs of each (default: 3, with --quick 2; of training 5)")
+    parser.add_argument("--quick", action="store_true", help="short runs, to see that it works")
+    parser.add_argument("--measure", choices=["ram", "disk"], help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=int, default=100_000, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.measure, options.rows)))
+        return 0
+    JOBS.update(OURS)
+    facts: dict[str, Any] = facts_of("benchmarks/dqn.py", machine(), versions())
+    rows: list[Row] = []
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as runs:
+        bench = Bench(options.repeats or (2 if options.quick else 3), options.quick, Path(runs), sgemm_gflops())
+        for name in options.only:
+            try:
+                rows += blocks[name](bench)
+            except BenchError as error:
+                failures.append(f"{name} was not measured: {error}")
+                say(failures[-1])
+    path = write_results(bench, rows, {**facts, "failures": failures}, "dqn-quick" if bench.quick else "dqn")
+    print(bars_table(rows))
+    print(f"\nWritten to {path.relative_to(ROOT)} and {path.with_suffix('.json').name}.")
+    return int(bool(failures) or not all(row.passed for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

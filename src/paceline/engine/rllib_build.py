@@ -1,0 +1,108 @@
+"""Settings → an algorithm of RLlib, built without noise and without a trace in the home folder."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from paceline.config import RunConfig, UserError
+from paceline.engine import rllib_settings
+from paceline.engine.base import TrainingError
+from paceline.engine.rllib_env import EnvMaker, note_episode
+from paceline.engine.rllib_settings import Settings
+from paceline.ship import Parcel
+
+ENV = "paceline"
+
+
+def build(config: RunConfig, settings: Settings, parcel: Parcel, *, continuous: bool) -> Any:
+    """`settings` get what `engine.rllib` says. `continuous`: the actions are."""
+    name = rllib_settings.algorithm_of(config)
+    for logger in ("ray", "ray.rllib", "ray.tune", "ray._common"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    module = importlib.import_module(f"ray.rllib.algorithms.{name.lower()}")
+    model = importlib.import_module("ray.rllib.core.rl_module.default_model_config").DefaultModelConfig
+    theirs = getattr(module, f"{name}Config")()
+    rllib_settings.override(settings, config.engine.rllib, _accepted(theirs))
+    importlib.import_module("ray.tune.registry").register_env(ENV, EnvMaker(config, parcel))
+    theirs.environment(ENV).callbacks(on_episode_end=note_episode)
+    theirs.rl_module(model_config=model(**rllib_settings.model_of(config, continuous=continuous)))
+    try:
+        for method, arguments in settings.items():
+            getattr(theirs, method)(**arguments)
+        theirs.validate()
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UserError(f"RLlib does not take these settings: {_line(str(error))}") from error
+    said: list[str] = []
+    try:
+        with _own_folder(), _quiet(said):
+            return theirs.build_algo()
+    except Exception as error:  # RLlib lets whatever happens in its processes turn into something else here
+        causes = [line for line in "".join(said).splitlines() if re.match(r"\s*[\w.]*(Error|Exception)\b", line)]
+        raise TrainingError(
+            f"RLlib could not be started: {_line(causes[-1] if causes else f'{type(error).__name__}: {error}')}"
+        ) from error
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:400]
+
+
+def nodes_of(algorithm: Any, *, local: bool) -> int:
+    """How many machines the env runners are on. `local`: there is one, in this process."""
+    return len(set(algorithm.env_runner_group.foreach_env_runner(_address, local_env_runner=local)))
+
+
+def _address(runner: Any) -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def _accepted(theirs: Any) -> dict[str, str]:
+    """Each argument that a method of RLlib's config takes → that method."""
+    found: dict[str, str] = {}
+    for owner in (type(theirs), *type(theirs).__mro__):  # `training` of a subclass passes the rest on
+        for method in rllib_settings.METHODS:
+            for name, parameter in inspect.signature(getattr(owner, method, lambda: None)).parameters.items():
+                if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not name.startswith("_"):
+                    found.setdefault(name, method)
+    return found
+
+
+@contextmanager
+def _own_folder() -> Iterator[None]:
+    """RLlib makes a folder below ~/ray_results for each algorithm, and puts nothing into it."""
+    trainable: Any = importlib.import_module("ray.tune.trainable.trainable")
+    before = trainable.DEFAULT_STORAGE_PATH
+    with tempfile.TemporaryDirectory(prefix="pl-") as folder:
+        trainable.DEFAULT_STORAGE_PATH = folder
+        try:
+            yield
+        finally:
+            trainable.DEFAULT_STORAGE_PATH = before
+
+
+@contextmanager
+def _quiet(said: list[str]) -> Iterator[None]:
+    """Ray's C++ warns of what RLlib does. It writes to the file of standard error, past Python: into `said` instead."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            said.append(file.read().decode(errors="replace"))

@@ -1,0 +1,293 @@
+"""Every setting is mapped, refused or ours; what is mapped arrives. No ray is needed for any of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import rllib_keys
+from paceline.config import RLLIB_ALGORITHMS, SECTIONS, RunConfig, UserError
+from paceline.engine import rllib_settings
+from paceline.engine.rllib_policy import from_rllib, to_rllib
+from paceline.model.policy import Policy
+from paceline.resolve import keys, put, resolve_tree, to_tree, validate
+from paceline.spaces import ActionCodec, ObservationCodec
+
+ENGINE = {"name": "rllib"}
+# Another value than the default for each key that is mapped, or (algorithm, value).
+OTHER: dict[str, Any] = {
+    "algo": "impala",
+    "seed": 5,
+    "env.vector": "async",
+    "env.envs_per_worker": 3,
+    "model.hidden": [7],
+    "model.activation": "relu",
+    "model.shared": True,
+    "ppo.rollout_steps": 64,
+    "ppo.epochs": 3,
+    "ppo.minibatch_size": 32,
+    "ppo.learning_rate": 1e-3,
+    "ppo.learning_rate_schedule": "linear",
+    "ppo.gamma": 0.9,
+    "ppo.gae_lambda": 0.5,
+    "ppo.clip": 0.1,
+    "ppo.entropy_coef": 0.01,
+    "ppo.value_coef": 0.25,
+    "ppo.max_grad_norm": 0,
+    "impala.rollout_steps": 10,
+    "impala.batch_size": 100,
+    "impala.learning_rate": 1e-3,
+    "impala.learning_rate_schedule": "linear",
+    "impala.gamma": 0.9,
+    "impala.entropy_coef": 0.01,
+    "impala.value_coef": 0.25,
+    "impala.max_grad_norm": 1.0,
+    "impala.clip_rho": 2.0,
+    "impala.clip_pg_rho": 2.0,
+    "impala.surrogate_clip": 0.2,
+    "dqn.rollout_steps": 8,
+    "dqn.rounds": 2,
+    "dqn.gradient_steps": 2,
+    "dqn.batch_size": 32,
+    "dqn.learning_rate": 1e-4,
+    "dqn.learning_rate_schedule": "linear",
+    "dqn.gamma": 0.9,
+    "dqn.max_grad_norm": 1.0,
+    "dqn.replay_size": 1000,
+    "dqn.learning_starts": 10,
+    "dqn.double": False,
+    "dqn.dueling": True,
+    "dqn.n_step": 3,
+    "dqn.prioritized": True,
+    "dqn.priority_alpha": 0.5,
+    "dqn.priority_beta": 0.5,
+    "dqn.epsilon_start": 0.5,
+    "dqn.epsilon_end": 0.01,
+    "dqn.epsilon_fraction": 0.5,
+    "dqn.target_update_every": 10,
+    "dqn.target_tau": 0.5,
+    "sac.learning_rate": 1e-3,
+    "sac.gamma": 0.9,
+    "sac.batch_size": 64,
+    "sac.buffer_size": 1000,
+    "sac.learning_starts": 100,
+    "sac.tau": 0.1,
+    "sac.n_step": 3,
+    "engine.workers": 5,
+    "engine.learners": 2,
+    "engine.device": "cuda",
+    "engine.scaling": "weak",
+    "engine.learning_rate_scaling": "linear",
+    "engine.max_restarts": 2,
+    "engine.rllib": {"vf_clip_param": 7.0},
+}
+OF_THE_ENV = {"env.id", "env.kwargs", "env.wrappers", "env.max_episode_steps", "env.frame_stack"}
+
+
+def config_of(tree: dict[str, Any]) -> RunConfig:
+    return validate({"engine": ENGINE, "stop": {"total_steps": 10_000}} | tree)
+
+
+def plan(config: RunConfig) -> Any:
+    workers = rllib_settings.workers_of(config, 4)
+    settings = rllib_settings.settings_of(config, workers, seed=config.seed)
+    rllib_settings.override(settings, config.engine.rllib, {"vf_clip_param": "training"})
+    return rllib_settings.algorithm_of(config), settings, rllib_settings.model_of(config, continuous=False)
+
+
+def test_every_key_is_in_one_table() -> None:
+    own = {key for key, *_ in keys() if key.partition(".")[0] not in set(SECTIONS) - set(RLLIB_ALGORITHMS)}
+    tables = [set(rllib_keys.MAPPED), set(rllib_keys.OURS), set(rllib_keys.REFUSED)]
+    assert sum(len(table) for table in tables) == len(set.union(*tables))
+    assert set.union(*tables) == own
+    assert set(OTHER) | OF_THE_ENV == set(rllib_keys.MAPPED)
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_a_mapped_key_arrives(key: str) -> None:
+    section = key.partition(".")[0]
+    tree: dict[str, Any] = {"algo": section if section in RLLIB_ALGORITHMS else "ppo", "engine": dict(ENGINE)}
+    if key == "engine.learning_rate_scaling":
+        tree["engine"] |= {"scaling": "weak", "workers": 2}
+    if key == "dqn.dueling":
+        tree["model"] = {"shared": True}
+    if key.startswith("dqn.priority"):
+        tree["dqn"] = {"prioritized": True}
+    before = plan(config_of(tree))
+    put(tree, key, OTHER[key])
+    after = config_of(tree)
+    rllib_settings.check(after)
+    assert plan(after) != before
+
+
+REFUSED = {
+    "env.processes": 2,
+    "env.step_timeout_seconds": 5,
+    "env.normalize_observation": True,
+    "env.normalize_reward": True,
+    "env.clip_reward": True,
+    "env.reward_discount": 0.5,
+    "model.cnn": "nature",
+    "model.cnn_width": 2,
+    "model.cnn_pool": True,
+    "model.class": "nets.py:Net",
+    "model.kwargs": {"a": 1},
+    "model.squash": True,
+    "model.log_std_init": -1.0,
+    "ppo.normalize_advantage": False,
+    "ppo.clip_schedule": "linear",
+    "ppo.value_clip": 0.2,
+    "ppo.target_kl": 0.01,
+    "impala.optimizer": "rmsprop",
+    "impala.normalize_advantage": True,
+    "impala.trace_lambda": 0.9,
+    "impala.clip_c": 2.0,
+    "impala.replay_ratio": 1.0,
+    "impala.replay_batches": 4,
+    "dqn.huber": 2.0,
+    "dqn.replay": "disk",
+    "dqn.exploration": "noisy",
+    "dqn.epsilon_power": 3.0,
+    "dqn.noisy_deviation": 0.1,
+    "engine.compile": True,
+    "engine.overlap": True,
+    "engine.straggler_share": 0.5,
+}
+NEEDS = {"model.cnn_width": ("model.cnn", "impala"), "model.cnn_pool": ("model.cnn", "impala")}
+NEEDS["model.kwargs"] = ("model.class", "nets.py:Net")
+
+
+def test_the_refused_are_all_tried() -> None:
+    assert set(REFUSED) == set(rllib_keys.REFUSED)
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_refused_key_is_named(key: str) -> None:
+    section = key.partition(".")[0]
+    tree: dict[str, Any] = {"algo": section if section in RLLIB_ALGORITHMS else "ppo"}
+    if key in NEEDS:
+        put(tree, *NEEDS[key])
+    put(tree, key, REFUSED[key])
+    named = NEEDS.get(key, (key,))[0]  # the one that comes first
+    with pytest.raises(UserError, match=rf"^{named}=.* is not for --engine rllib: "):
+        rllib_settings.check(config_of(tree | {"engine": ENGINE | tree.get("engine", {})}))
+
+
+def test_a_preset_fills_only_what_can_be_mapped() -> None:
+    tree = {"algo": "impala", "env": "Acrobot-v1"}
+    ours, name = resolve_tree(tree)
+    theirs, same = resolve_tree(tree | {"engine": ENGINE})
+    assert name == same == "impala/Acrobot-v1"
+    assert ours.env.normalize_reward and not theirs.env.normalize_reward
+    assert theirs.impala == ours.impala and theirs.env.envs_per_worker == ours.env.envs_per_worker
+    rllib_settings.check(theirs)
+    with pytest.raises(UserError, match=r"^env.normalize_reward=true is not for --engine rllib"):
+        explicit = {"env": {"id": "Acrobot-v1", "normalize_reward": True}, "engine": ENGINE, "algo": "impala"}
+        rllib_settings.check(resolve_tree(explicit)[0])
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"algo": "sac"}, "algo=sac is RLlib's: add --engine rllib"),
+        (
+            {"algo": "a2c", "engine": ENGINE},
+            "algo=a2c is not one of RLlib's, ppo, impala, dqn, sac: leave --engine out",
+        ),
+    ],
+)
+def test_an_algorithm_has_its_engines(tree: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
+        resolve_tree(tree)
+
+
+def test_batches_are_shared_by_workers_and_learners() -> None:
+    tree = {"env": {"envs_per_worker": 8}, "ppo": {"rollout_steps": 100, "minibatch_size": 200}}
+    strong = plan(config_of(tree | {"engine": ENGINE | {"workers": 4, "learners": 2}}))[1]
+    assert strong["env_runners"]["num_envs_per_env_runner"] == 2
+    assert strong["training"]["train_batch_size_per_learner"] == 400
+    assert strong["training"]["minibatch_size"] == 100
+    weak = plan(config_of(tree | {"engine": ENGINE | {"workers": 4, "scaling": "weak"}}))[1]
+    assert weak["env_runners"]["num_envs_per_env_runner"] == 8
+    assert weak["training"]["train_batch_size_per_learner"] == 3200
+
+
+def test_a_schedule_needs_steps() -> None:
+    tree = {"ppo": {"learning_rate_schedule": "linear", "rollout_steps": 10}, "env": {"envs_per_worker": 2}}
+    assert plan(config_of(tree | {"stop": {"iterations": 5}}))[1]["training"]["lr"] == [[0, 3e-4], [100, 0.0]]
+    with pytest.raises(UserError, match=r"^ppo.learning_rate_schedule=linear"):
+        plan(config_of(tree | {"stop": {"max_time": 60}}))
+
+
+def test_what_rllib_does_not_know_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^engine.rllib.vf_clip: .* did you mean vf_clip_param\?"):
+        rllib_settings.override({}, {"vf_clip": 1}, {"vf_clip_param": "training"})
+
+
+def test_what_is_ours_is_not_set_twice() -> None:
+    with pytest.raises(UserError, match=r"^engine.rllib.num_env_runners is set by --workers"):
+        rllib_settings.override({}, {"num_env_runners": 4}, {"num_env_runners": "env_runners"})
+
+
+def test_epsilon_falls_with_the_steps() -> None:
+    config = config_of({"algo": "dqn", "dqn": {"epsilon_start": 1.0, "epsilon_end": 0.5, "epsilon_fraction": 0.1}})
+    assert [rllib_settings.epsilon_at(config, steps) for steps in (0, 500, 1000, 5000)] == [1.0, 0.75, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("tree", "key"),
+    [
+        ({"model": {"hidden": []}}, "model.hidden"),
+        ({"algo": "sac", "model": {"shared": True}}, "model.shared"),
+        ({"algo": "dqn", "dqn": {"dueling": True}}, "dqn.dueling"),
+        ({"algo": "dqn", "dqn": {"n_step": 5}}, "dqn.n_step"),
+        ({"engine": ENGINE | {"learners": 3}}, "ppo.minibatch_size"),
+    ],
+)
+def test_what_does_not_go_together(tree: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError, match=f"^{key}="):
+        rllib_settings.check(config_of(tree))
+
+
+def test_cpus_that_ray_is_asked_for() -> None:
+    assert (
+        rllib_settings.cpus_of(config_of({"engine": ENGINE | {"learners": 1}}), 3) == 3
+    )  # the learner is in our process
+    assert rllib_settings.cpus_of(config_of({"algo": "impala"}), 3) == 4
+    shares = ENGINE | {"learners": 2, "rllib": {"num_cpus_per_env_runner": 0.5}}
+    assert rllib_settings.cpus_of(config_of({"engine": shares}), 3) == 3.5
+
+
+def test_the_config_survives_its_file() -> None:
+    config = config_of({"algo": "sac", "sac": {"tau": 0.1}, "engine": ENGINE | {"rllib": {"grad_clip": 1.0}}})
+    assert validate(to_tree(config)) == config
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_weights_there_and_back(algo: str, shared: bool) -> None:
+    from gymnasium import spaces
+
+    if algo == "sac" and shared:
+        pytest.skip("SAC shares nothing")
+    config = config_of({"algo": algo, "model": {"hidden": [5, 4], "shared": shared}})
+    observation, action = ObservationCodec(spaces.Box(-1, 1, (3,))), ActionCodec(spaces.Box(-1, 1, (2,)))
+    policy = Policy(observation, action, config.model, seed=1)
+    rng = np.random.default_rng(0)
+    towers = {"ppo": ["encoder.actor_encoder", "encoder.critic_encoder"], "sac": ["pi_encoder"]}[algo]
+    towers = ["encoder.encoder"] if shared else towers
+    shapes = {f"{tower}.net.mlp.{2 * k}.weight": s for tower in towers for k, s in enumerate([(5, 3), (4, 5)])}
+    shapes |= {f"{tower}.net.mlp.{2 * k}.bias": s for tower in towers for k, s in enumerate([(5,), (4,)])}
+    outputs = 4 if algo == "sac" else 2
+    shapes |= {"pi.net.mlp.0.weight": (outputs, 4), "pi.net.mlp.0.bias": (outputs,)}
+    if algo == "ppo":
+        shapes |= {"vf.net.mlp.0.weight": (1, 4), "vf.net.mlp.0.bias": (1,), "pi.log_std": (2,)}
+    theirs = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    arrays = from_rllib(config, theirs, policy.state())
+    policy.load(arrays)  # names and shapes are those of our network
+    back = to_rllib(config, arrays, {name: np.zeros_like(value) for name, value in theirs.items()})
+    for name, value in theirs.items():
+        copied = back[name][:2] if algo == "sac" and name.startswith("pi.") else back[name]
+        assert np.array_equal(copied, value[: len(copied)]), name
