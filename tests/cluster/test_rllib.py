@@ -51,23 +51,11 @@ def test_the_engine_takes_own_code_along(hosts: Hosts, place: Path, tmp_path: Pa
     (place / "neighbour.py").write_text("REWARD = 2.0\n")
     (place / "length.txt").write_text("7")
     env = start_sshd(hosts, tmp_path / "ssh")
-    words = [
-        "train",
-        "--engine",
-        "rllib",
-        "--workers",
-        "2",
-        "--env",
-        "own.py:Own",
-        "--preset",
-        "none",
-        "--iterations",
-        "2",
-        "--name",
-        "x",
-    ]
-    done = hosts.run(0, launch(place, "--", PACELINE, *words), env=env, cwd=str(place), seconds=120)
+    words = ["--engine", "rllib", "--workers", "2", "--env", "own.py:Own", "--preset", "none", "--iterations", "2"]
+    argv = launch(place, "--", PACELINE, "train", *words, "--name", "x")
+    done = hosts.run(0, argv, env=env, cwd=str(place), seconds=120)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((place / "runs/x/summary.json").read_text())
-    assert summary["nodes"] == 2 and summary["workers"] == 2 and summary["return_mean"] == 14.0
+    assert [(host["host"], host["workers"]) for host in summary["hosts"]] == [(name, 1) for name in hosts.names]
+    assert summary["nodes"] == 2 and summary["return_mean"] == 14.0
     assert left(hosts) == [] and not [p for h in (0, 1) for p in (hosts.root(h) / "tmp").glob("paceline-*")]

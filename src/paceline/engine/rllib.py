@@ -24,7 +24,7 @@ from paceline.engine import cluster_address, rllib_settings
 from paceline.engine.base import Engine, Iteration, TrainingError
 from paceline.engine.clock import Clock
 from paceline.engine.ray_cluster import PLACEMENT_SECONDS, Cluster
-from paceline.engine.rllib_build import build, configure, nodes_of, restore, state_of
+from paceline.engine.rllib_build import build, configure, hosts_of, restore, state_of
 from paceline.engine.rllib_env import as_rllib_takes_it
 from paceline.engine.rllib_policy import from_rllib, to_rllib
 from paceline.engine.rllib_results import (
@@ -107,7 +107,8 @@ class RllibEngine(Engine):
             self.parameters = sum(a.size for name, a in _weights(self._algorithm).items() if not _is_extra(name))
             on_gpu = here and settings["learners"]["num_gpus_per_learner"]
             self.device = torch.cuda.get_device_name() if on_gpu else "cpu"
-            self.nodes = nodes_of(self._algorithm, local=self._runners == 0)
+            self._hosts = hosts_of(self._algorithm, local=self._runners == 0)
+            self.nodes = len(self._hosts)
             self.cluster.watch_over()
             self._time(self._algorithm.learner_group, "update", "learn")
             self._time(self._algorithm.env_runner_group, "sync_weights", "sync")
@@ -299,7 +300,7 @@ class RllibEngine(Engine):
         self._results = folder / "rllib.jsonl"
 
     def accounts(self) -> dict[str, Any]:
-        return super().accounts() | {"workers_restarted": self._restarts}
+        return super().accounts() | {"hosts": self._hosts, "workers_restarted": self._restarts}
 
     def _close_eval(self) -> None:
         if self._eval_env is not None:

@@ -7,8 +7,10 @@ import inspect
 import logging
 import os
 import re
+import socket
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -88,15 +90,16 @@ def _remember(learner: Any, known: dict[str, dict[str, float]]) -> None:
             getattr(learner, name)[module] = learner._get_tensor_variable(value) if weight else int(value)
 
 
-def nodes_of(algorithm: Any, *, local: bool) -> int:
-    """How many machines the env runners are on. `local`: there is one, in this process."""
-    return len(set(algorithm.env_runner_group.foreach_env_runner(_address, local_env_runner=local)))
+def hosts_of(algorithm: Any, *, local: bool) -> list[dict[str, Any]]:
+    """Where the env runners are. `local`: there is one, in this process."""
+    places = Counter(algorithm.env_runner_group.foreach_env_runner(_place, local_env_runner=local))
+    return [{"host": host, "address": address, "workers": count} for (host, address), count in sorted(places.items())]
 
 
-def _address(runner: Any) -> str:
+def _place(runner: Any) -> tuple[str, str]:
     import ray
 
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    return socket.gethostname(), str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def _accepted(theirs: Any) -> dict[str, str]:
