@@ -1,6 +1,6 @@
 """What `--engine rllib` costs: the Grid'5000 job by it and by RLlib alone, an iteration of each in turns.
 
-    .venv/bin/python benchmarks/rllib.py [--iterations 8]
+    .venv/bin/python benchmarks/rllib.py [--iterations 12]
 
 Machines are noisy over minutes, so both run in this process, on one Ray, each with an env runner of its own: RLlib's
 `train()` is called as in a script, then an iteration of ours is done, and so on. Ours is everything from one call of
@@ -41,7 +41,7 @@ class Turns:
         self._algorithm: Any = None
         self._steps = 0
         self._began: tuple[float, int] | None = None
-        self._own = RllibEngine.iterate
+        self._own, self._close = RllibEngine.iterate, RllibEngine.close
         register_optimizer_step_post_hook(self._count)
 
     def _count(self, *_: Any) -> None:
@@ -51,6 +51,7 @@ class Turns:
         if self._began is not None:
             began, steps = self._began
             self.ours.append({"seconds": time.perf_counter() - began, "optimizer_steps": self._steps - steps})
+            self._began = None
 
     def iterate(self, engine: RllibEngine, *arguments: Any) -> Any:
         self.end_ours()
@@ -65,15 +66,20 @@ class Turns:
         self._began = time.perf_counter(), self._steps
         return self._own(engine, *arguments)
 
+    def close(self, engine: RllibEngine) -> None:
+        """The end of Ray belongs to no iteration."""
+        self.end_ours()
+        self._close(engine)
+
 
 def measure(iterations: int) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
     with tempfile.TemporaryDirectory() as folder:
         turns = Turns(Path(folder))
         RllibEngine.iterate = lambda engine, *a: turns.iterate(engine, *a)  # type: ignore[method-assign]
+        RllibEngine.close = lambda engine: turns.close(engine)  # type: ignore[method-assign]
         engine = {"name": "rllib", "workers": 1, "threads": 1, "rllib": {"num_cpus_per_env_runner": SHARE}}
         changes = {"engine": engine, "stop": {"iterations": iterations}, "out": folder, "name": "run", "seed": SEED}
         run = paceline.train(merge(read_file(HERE.parent / "configs/grid5000.yaml"), changes))
-        turns.end_ours()
         rows = run.read_metrics()
     before = 0
     for own, row in zip(turns.ours, rows, strict=True):
@@ -83,7 +89,7 @@ def measure(iterations: int) -> tuple[list[dict[str, float]], list[dict[str, flo
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="The overhead of --engine rllib.")
-    parser.add_argument("--iterations", type=int, default=8)
+    parser.add_argument("--iterations", type=int, default=12)
     ours, script = measure(parser.parse_args().iterations)
     ratios = []
     for a, b in zip(ours, script, strict=True):
