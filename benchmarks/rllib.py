@@ -1,9 +1,11 @@
-"""What `--engine rllib` costs: the Grid'5000 job by it and by a plain RLlib script, in turns; prints a table.
+"""What `--engine rllib` costs: the Grid'5000 job by it and by RLlib alone, an iteration of each in turns.
 
-    .venv/bin/python benchmarks/rllib.py [--rounds 3] [--iterations 3]
+    .venv/bin/python benchmarks/rllib.py [--iterations 12]
 
-Both have one env runner, one thread and the same seed, so they take the same steps and learn the same. The script's
-time is that of RLlib's `train()` calls alone, ours that of the whole training: with metrics, episodes and checkpoints.
+Machines are noisy over minutes, so both run in this process, on one Ray, each with an env runner of its own: RLlib's
+`train()` is called as in a script, then an iteration of ours is done, and so on. Ours is everything from one call of
+`train()` to the next: metrics, episodes, files and checkpoints. RLlib's minibatches follow from how many episodes were
+cut, so times are compared by optimizer step. The first iteration of each warms up and is left out.
 """
 
 from __future__ import annotations
@@ -13,44 +15,93 @@ import json
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
-from measuring import HERE, BenchError, Record, ours, peer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-LIMIT_SECONDS = 900.0
-SAME = ("env_steps", "optimizer_steps", "parameters")
+import paceline
+from measuring import HERE
+from paceline.engine.rllib import RllibEngine
+from paceline.resolve import merge, read_file
+from peer_rllib import settings
+
+SHARE = 0.5  # of a CPU for each env runner, in the books of a Ray that is made for one
+SEED = 1
 
 
-def measure(rounds: int, iterations: int) -> list[tuple[Record, Record]]:
-    job = f"--config configs/grid5000.yaml --engine rllib --workers 1 --threads 1 --iterations {iterations}"
-    pairs = []
-    with tempfile.TemporaryDirectory() as runs:
-        for number in range(rounds):
-            seed = number + 1
-            by_us = ours(job, seed, LIMIT_SECONDS, Path(runs))
-            by_script = peer(f"peer_rllib.py --iterations {iterations}", seed, LIMIT_SECONDS)
-            for key in SAME:
-                if by_us[key] != by_script[key]:
-                    raise BenchError(f"not the same work: {key} is {by_us[key]} and {by_script[key]}")
-            pairs.append((by_us, by_script))
-            print(f"seed {seed}: {by_us['train_seconds']:.1f} s, {by_script['train_seconds']:.1f} s", file=sys.stderr)
-    return pairs
+class Turns:
+    """Takes the place of the engine's `iterate`, and lets the script have its turn first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.script: list[dict[str, float]] = []
+        self.ours: list[dict[str, float]] = []
+        self._folder = folder
+        self._algorithm: Any = None
+        self._steps = 0
+        self._began: tuple[float, int] | None = None
+        self._own, self._close = RllibEngine.iterate, RllibEngine.close
+        register_optimizer_step_post_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self._steps += 1
+
+    def end_ours(self) -> None:
+        if self._began is not None:
+            began, steps = self._began
+            self.ours.append({"seconds": time.perf_counter() - began, "optimizer_steps": self._steps - steps})
+            self._began = None
+
+    def iterate(self, engine: RllibEngine, *arguments: Any) -> Any:
+        self.end_ours()
+        if self._algorithm is None:
+            theirs = settings(SEED, 1, self._folder / "returns.txt").env_runners(num_cpus_per_env_runner=SHARE)
+            self._algorithm = theirs.build_algo()
+        began, steps = time.perf_counter(), self._steps
+        result = self._algorithm.train()
+        seconds = time.perf_counter() - began
+        sampled = int(result["env_runners"]["num_env_steps_sampled"])
+        self.script.append({"seconds": seconds, "optimizer_steps": self._steps - steps, "env_steps": sampled})
+        self._began = time.perf_counter(), self._steps
+        return self._own(engine, *arguments)
+
+    def close(self, engine: RllibEngine) -> None:
+        """The end of Ray belongs to no iteration."""
+        self.end_ours()
+        self._close(engine)
+
+
+def measure(iterations: int) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    with tempfile.TemporaryDirectory() as folder:
+        turns = Turns(Path(folder))
+        RllibEngine.iterate = lambda engine, *a: turns.iterate(engine, *a)  # type: ignore[method-assign]
+        RllibEngine.close = lambda engine: turns.close(engine)  # type: ignore[method-assign]
+        engine = {"name": "rllib", "workers": 1, "threads": 1, "rllib": {"num_cpus_per_env_runner": SHARE}}
+        changes = {"engine": engine, "stop": {"iterations": iterations}, "out": folder, "name": "run", "seed": SEED}
+        run = paceline.train(merge(read_file(HERE.parent / "configs/grid5000.yaml"), changes))
+        rows = run.read_metrics()
+    before = 0
+    for own, row in zip(turns.ours, rows, strict=True):
+        own["env_steps"], before = row["env_steps"] - before, row["env_steps"]
+    return turns.ours, turns.script
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="The overhead of --engine rllib.")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=3)
-    options = parser.parse_args()
-    try:
-        pairs = measure(options.rounds, options.iterations)
-    except BenchError as error:
-        print(error, file=sys.stderr)
-        return 1
-    ratio = statistics.median(a["train_seconds"] / b["train_seconds"] for a, b in pairs)
-    result = {"ratio": ratio, "pairs": [{"ours": a, "script": b} for a, b in pairs]}
+    parser.add_argument("--iterations", type=int, default=12)
+    ours, script = measure(parser.parse_args().iterations)
+    ratios = []
+    for a, b in zip(ours, script, strict=True):
+        if a["env_steps"] != b["env_steps"] or abs(a["optimizer_steps"] / b["optimizer_steps"] - 1) > 0.05:
+            print(f"not the same work: {a} and {b}", file=sys.stderr)
+            return 1
+        ratios.append(a["seconds"] / a["optimizer_steps"] / (b["seconds"] / b["optimizer_steps"]))
+        print(f"{a['seconds']:6.2f} s {b['seconds']:6.2f} s  {ratios[-1]:.3f}", file=sys.stderr)
+    ratio = statistics.median(ratios[1:])
+    result = {"ratio": ratio, "ratios": ratios, "ours": ours, "script": script}
     (HERE / "results" / "rllib.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"--engine rllib takes {ratio:.3f} of the time of a plain script (median of {len(pairs)} pairs)")
+    print(f"--engine rllib takes {ratio:.3f} of the time of RLlib alone (median of {len(ratios) - 1} pairs)")
     return 0
 
 

@@ -181,7 +181,11 @@ def _preset_for(given: Mapping[str, Any], wanted: str | None) -> tuple[Tree, str
 def _without(preset: Tree, refused: Iterable[str]) -> Tree:
     """A preset fills what the engine can take, and no more."""
     return {
-        section: {key: value for key, value in settings.items() if f"{section}.{key}" not in refused}
+        section: {
+            key: value
+            for key, value in settings.items()
+            if not {f"{section}.{key}", f"{section}.{key}={value}"}.intersection(refused)
+        }
         if isinstance(settings, dict)
         else settings
         for section, settings in preset.items()

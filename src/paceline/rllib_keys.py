@@ -1,7 +1,7 @@
 """Which of our settings RLlib takes. Every key of the config is in one of three tables; a test holds that.
 
-`engine/rllib_settings.py` does what MAPPED says. A key of REFUSED stays at its default: another value ends the run
-before it begins, and a preset leaves it out.
+`engine/rllib_settings.py` does what MAPPED says. A key of REFUSED stays at its default, or KEY=VALUE has another
+value: else the run ends before it begins, and a preset leaves it out.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ MAPPED: dict[str, str] = {
     "env.frame_stack": "of the environment",
     "env.vector": "`gym_env_vectorize_mode`: `sync` or `async` (a process for each environment)",
     "env.envs_per_worker": "`num_envs_per_env_runner`",
-    "model.hidden": "`fcnet_hiddens`; of SAC those of actor and critics",
-    "model.activation": "`fcnet_activation`",
-    "model.shared": "`vf_share_layers`",
+    "model.cnn": "`conv_filters`, the same over images; not `impala`",
+    "model.hidden": "`fcnet_hiddens`, for images `head_fcnet_hiddens`; of SAC those of actor and critics",
+    "model.activation": "`fcnet_activation`, `head_fcnet_activation`",
+    "model.shared": "`vf_share_layers`; for images the layers in common are convolutions, too, and need `relu`",
     "ppo.rollout_steps": "`train_batch_size_per_learner`: times the environments, over the learners",
     "ppo.epochs": "`num_epochs`",
     "ppo.minibatch_size": "`minibatch_size`: over the learners",
@@ -52,7 +53,7 @@ MAPPED: dict[str, str] = {
     "dqn.replay_size": "`replay_buffer_config.capacity`",
     "dqn.learning_starts": "`num_steps_sampled_before_learning_starts`",
     "dqn.double": "`double_q`",
-    "dqn.dueling": "`dueling`; its layers are shared, so `model.shared=true` belongs to it",
+    "dqn.dueling": "`dueling`; but for images its layers are shared, so `model.shared=true` belongs to it",
     "dqn.n_step": "`n_step`; at most `dqn.rollout_steps`",
     "dqn.prioritized": "`replay_buffer_config.type`",
     "dqn.priority_alpha": "`replay_buffer_config.alpha`",
@@ -71,7 +72,7 @@ MAPPED: dict[str, str] = {
     "sac.n_step": "`n_step`",
     "engine.workers": "`num_env_runners`",
     "engine.learners": "`num_learners`; one learns in our own process, of IMPALA and APPO in one of its own",
-    "engine.device": "`cuda`: `num_gpus_per_learner` = 1",
+    "engine.device": "`cuda`, or `auto` with a GPU here and images: `num_gpus_per_learner` = 1",
     "engine.scaling": "`weak`: as many environments and rows for each env runner",
     "engine.learning_rate_scaling": "multiplies `lr`",
     "engine.max_restarts": "`max_num_env_runner_restarts`",
@@ -96,9 +97,9 @@ REFUSED: dict[str, str] = {
     "env.normalize_reward": "use a wrapper, such as NormalizeReward; reported returns are then scaled too",
     "env.clip_reward": "use a wrapper, such as ClipReward; reported returns are then clipped too",
     "env.reward_discount": "it belongs to env.normalize_reward",
-    "model.cnn": "images are not for this engine yet",
-    "model.cnn_width": "images are not for this engine yet",
-    "model.cnn_pool": "images are not for this engine yet",
+    "model.cnn=impala": "RLlib's own networks have no residual blocks; nature and small are the same there",
+    "model.cnn_width": "it belongs to model.cnn=impala",
+    "model.cnn_pool": "it belongs to model.cnn=impala",
     "model.class": _OWN,
     "model.kwargs": _OWN,
     "model.squash": "of its algorithms SAC squashes actions, always, and the others clip them",

@@ -6,7 +6,6 @@ resume under this engine reads it; beside it lies a copy of the policy as ours, 
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import time
@@ -25,47 +24,28 @@ from paceline.engine import cluster_address, rllib_settings
 from paceline.engine.base import Engine, Iteration, TrainingError
 from paceline.engine.clock import Clock
 from paceline.engine.ray_cluster import PLACEMENT_SECONDS, Cluster
-from paceline.engine.rllib_build import build, nodes_of
-from paceline.engine.rllib_env import EPISODES, as_rllib_takes_it
+from paceline.engine.rllib_build import build, configure, hosts_of, restore, state_of
+from paceline.engine.rllib_env import as_rllib_takes_it
 from paceline.engine.rllib_policy import from_rllib, to_rllib
+from paceline.engine.rllib_results import (
+    MODULE,
+    append,
+    cut,
+    env_share,
+    episodes_of,
+    learned,
+    number,
+    optimizer_steps,
+)
 from paceline.env.make import make_scalar, make_vector
 from paceline.env.vector import VectorEnv
 from paceline.model.q import make_policy
 from paceline.rollout.batch import Episode
 from paceline.rollout.episodes import EVAL_WORKER, eval_envs, play
-from paceline.run.directory import plain, read_lines, replacing
-from paceline.ship import Parcel, pack
+from paceline.ship import Parcel, clean, pack
 from paceline.spaces import ActionCodec, ObservationCodec, space_to_json
 
-MODULE = "default_policy"  # RLlib's name for the network of the one agent
-
-# Ours → theirs, the first that is there.
-LEARNER_METRICS: dict[str, tuple[str, ...]] = {
-    "policy_loss": ("mean_pi_loss", "policy_loss"),
-    "value_loss": ("mean_vf_loss", "vf_loss", "qf_loss"),
-    "entropy": ("entropy",),
-    "total_loss": ("total_loss",),
-    "approx_kl": ("mean_kl_loss",),
-    "explained_variance": ("vf_explained_var",),
-    "gradient_norm": ("gradients_default_optimizer_global_norm", "gradients_policy_global_norm"),
-    "q_mean": ("qf_mean",),
-    "q_min": ("qf_min",),
-    "q_max": ("qf_max",),
-    "td_error_mean": ("td_error_mean",),
-    "target_updates": ("num_target_updates",),
-    "steps_trained": ("num_module_steps_trained_lifetime",),
-    "learning_rate": ("default_optimizer_learning_rate", "policy_learning_rate"),
-}
-CLASSIC = {
-    "episode_reward_mean": "episode_return_mean",
-    "episode_reward_min": "episode_return_min",
-    "episode_reward_max": "episode_return_max",
-    "episode_len_mean": "episode_len_mean",
-    "episodes_this_iter": "num_episodes",
-    "episodes_total": "num_episodes_lifetime",
-    "timesteps_total": "num_env_steps_sampled_lifetime",
-}
-"""The names of before the new API stack, and those of today among the results of the env runners."""
+CLEAN_SECONDS = 10.0
 
 
 class RllibEngine(Engine):
@@ -84,8 +64,13 @@ class RllibEngine(Engine):
                 raise UserError("eval.stochastic=true is not for sac: our copy of RLlib's policy has no noise")
             observation = ObservationCodec(env.observation_space)
             action = ActionCodec(env.action_space, squash=self._squash)
+            self._image = rllib_settings.image_of(config, observation)
         finally:
             env.close()  # type: ignore[no-untyped-call]
+        here = torch.cuda.is_available()
+        if engine.device == "cuda" and not here and not cluster_address(engine):
+            raise UserError("engine.device=cuda: this PyTorch finds no GPU; use --device auto")
+        gpu = engine.device == "auto" and here and self._image is not None
         self.policy = make_policy(config, observation, action)
         """Ours, with RLlib's weights when it is looked at."""
         self._eval_seed = int(np.random.SeedSequence(config.seed).spawn(4)[3].generate_state(1)[0])
@@ -103,9 +88,8 @@ class RllibEngine(Engine):
         else:
             self.cores = machine.cores()
             runners = rllib_settings.workers_of(config, self.cores)
-            gpus = torch.cuda.device_count()
             cpus = math.ceil(rllib_settings.cpus_of(config, runners))
-            self.cluster = Cluster(engine, max(1, cpus), gpus=gpus)
+            self.cluster = Cluster(engine, max(1, cpus), gpus=torch.cuda.device_count())
         self.workers = max(1, runners)
         try:
             self._await_room(rllib_settings.cpus_of(config, runners))
@@ -115,17 +99,22 @@ class RllibEngine(Engine):
             if resumes:  # not the episodes of the beginning again
                 seed = int(np.random.SeedSequence((seed, resumes)).generate_state(1)[0]) % 2**31
             self._parcel = Parcel() if self.cluster.is_own else pack(config)
-            settings = rllib_settings.settings_of(config, runners, seed=seed)
-            self._algorithm = build(config, settings, self._parcel, continuous=action.is_continuous)
+            settings = rllib_settings.settings_of(config, runners, seed=seed, gpu=gpu)
+            network = rllib_settings.model_of(config, self._image, continuous=action.is_continuous)
+            self._algorithm = build(configure(config, settings, network, self._parcel))
             self._envs = settings["env_runners"]["num_envs_per_env_runner"]
             self._runners = settings["env_runners"]["num_env_runners"]
             self.parameters = sum(a.size for name, a in _weights(self._algorithm).items() if not _is_extra(name))
-            gpus = settings["learners"]["num_gpus_per_learner"]
-            self.device = torch.cuda.get_device_name() if gpus and torch.cuda.is_available() else "cpu"
-            self.nodes = nodes_of(self._algorithm, local=self._runners == 0)
+            on_gpu = here and settings["learners"]["num_gpus_per_learner"]
+            self.device = torch.cuda.get_device_name() if on_gpu else "cpu"
+            self._hosts = hosts_of(self._algorithm, local=self._runners == 0)
+            self.nodes = len(self._hosts)
             self.cluster.watch_over()
             self._time(self._algorithm.learner_group, "update", "learn")
             self._time(self._algorithm.env_runner_group, "sync_weights", "sync")
+            if config.algo in rllib_settings.OFF_POLICY:
+                for name in ("add", "sample"):
+                    self._time(self._algorithm.local_replay_buffer, name, "learn")
         except BaseException:
             self.close()
             raise
@@ -181,7 +170,7 @@ class RllibEngine(Engine):
     def load_policy(self, arrays: dict[str, Any]) -> None:
         self.policy.load(arrays)
         group = self._algorithm.learner_group
-        weights = to_rllib(self.config, self.policy.state(), _weights(self._algorithm))
+        weights = to_rllib(self.config, self._image, self.policy.state(), _weights(self._algorithm))
         group.set_weights({MODULE: weights})
         self._algorithm.env_runner_group.sync_weights(from_worker_or_learner_group=group, inference_only=True)
 
@@ -196,10 +185,10 @@ class RllibEngine(Engine):
                 f"this run was saved by RLlib {saved['version']}, and {version('ray')} is installed: its checkpoints "
                 "are pickles, which only the same version reads; --init-from starts a new run from its weights"
             )
-        self._algorithm.set_state(pickle.loads(saved["state"].tobytes()))
+        restore(self._algorithm, pickle.loads(saved["state"].tobytes()))
         self.optimizer_steps, self._steps = saved["optimizer_steps"], saved["env_steps"]
         if self._results is not None:
-            _cut(self._results, self._algorithm.iteration)
+            cut(self._results, self._algorithm.iteration)
         if self.config.algo in rllib_settings.OFF_POLICY:  # the replay buffer is empty again
             config = self._algorithm.config.copy(copy_frozen=False)
             config.num_steps_sampled_before_learning_starts += self._steps
@@ -217,9 +206,8 @@ class RllibEngine(Engine):
             raise TrainingError(f"RLlib gave up: {' '.join(str(error).split())[-600:]}") from error
         seconds = time.perf_counter() - began
         runners, learner = result.get("env_runners", {}), result.get("learners", {}).get(MODULE, {})
-        spent = {part: self._seconds[part] - before[part] for part in before}
-        self._account(clock, seconds, spent, runners, result.get("timers", {}))
-        steps = int(_number(runners.get("num_env_steps_sampled_lifetime")) or self._steps)
+        self._account(clock, runners, seconds, {part: self._seconds[part] - before[part] for part in before})
+        steps = int(number(runners.get("num_env_steps_sampled_lifetime")) or self._steps)
         taken, self._steps = steps - self._steps, steps
         self._without_a_step = 0.0 if taken else self._without_a_step + seconds
         if self._without_a_step > self.config.engine.start_timeout_seconds:
@@ -227,58 +215,40 @@ class RllibEngine(Engine):
                 f"RLlib has had no step for {self._without_a_step:.0f} s (engine.start_timeout_seconds): its env "
                 "runners are lost, or a sample takes longer than engine.rllib.sample_timeout_s, 60 s by default"
             )
-        metrics = self._learned(learner) | self._health(result)
-        found = runners.get(EPISODES)  # NaN if there is none, and of one alone not a list
-        ended = found if isinstance(found, list) else [found] if isinstance(found, tuple) else []
         if self._results is not None:
-            _append(self._results, result)
-        episodes = [Episode(total, length) for total, length, _ in ended]
-        return Iteration(taken, metrics, episodes, [own for *_, own in ended if own])
+            append(self._results, result)
+        return Iteration(taken, self._learned(learner) | self._health(result), *episodes_of(runners))
 
-    def _account(
-        self,
-        clock: Clock,
-        seconds: float,
-        spent: dict[str, float],
-        runners: Mapping[str, Any],
-        timers: Mapping[str, Any],
-    ) -> None:
-        """Where an iteration's time went, seen from here: what is neither learning nor sending weights is waiting for
-        samples, or reading and writing a replay buffer, which counts as learning. IMPALA learns elsewhere at the same
-        time, so its waiting is for both, and stays `idle`."""
+    def _account(self, clock: Clock, runners: Mapping[str, Any], seconds: float, spent: dict[str, float]) -> None:
+        """Where an iteration's time went, seen from here: what is neither learning, with its replay, nor sending
+        weights is waiting for samples. IMPALA learns elsewhere at the same time, so its waiting is for both, and stays
+        `idle`."""
         for part, own in spent.items():
             clock.add(part, own)
-        if self.config.algo == "impala":
-            return
-        env = _number(runners.get("env_step_timer")) or 0.0
-        pipes = [runners.get(name, {}) for name in ("env_to_module_connector", "module_to_env_connector")]
-        act = (_number(runners.get("rlmodule_inference_timer")) or 0.0) + sum(
-            _number(pipe.get("connector_pipeline_timer")) or 0.0 for pipe in pipes
-        )
-        sampling = max(0.0, seconds - sum(spent.values()))
-        replay = sum(_number(value) or 0.0 for name, value in timers.items() if name.startswith("replay_buffer"))
-        if replay:
-            of_replay = replay / (replay + (_number(timers.get("env_runner_sampling_timer")) or 0.0))
-            clock.add("learn", of_replay * sampling)
-            sampling *= 1 - of_replay
-        share = env / (env + act) if env + act > 0 else 0.5
-        clock.add("env", share * sampling)
-        clock.add("act", (1 - share) * sampling)
+        if self.config.algo != "impala":
+            sampling, share = max(0.0, seconds - sum(spent.values())), env_share(runners)
+            clock.add("env", share * sampling)
+            clock.add("act", (1 - share) * sampling)
 
     def _learned(self, learner: Mapping[str, Any]) -> dict[str, float]:
-        rows, batch = (_number(learner.get(n)) for n in ("num_module_steps_trained", "module_train_batch_size_mean"))
-        if not rows:
-            return {}
-        self.optimizer_steps += round(rows / batch) if batch else 0
+        algo = self.config.algo
         metrics: dict[str, float] = {}
-        for ours, names in LEARNER_METRICS.items():
-            value = next((_number(learner[name], keep=True) for name in names if name in learner), None)
-            if value is not None:
-                metrics[ours] = value
-        if self.config.algo not in rllib_settings.OFF_POLICY:
-            metrics.pop("steps_trained", None)
-        lag = _number(learner.get("diff_num_grad_updates_vs_sampler_policy"))
-        return metrics | ({"policy_lag_mean": lag} if lag is not None and self.config.algo == "impala" else {})
+        if algo in rllib_settings.OFF_POLICY:
+            metrics["steps_sampled"] = float(self._steps)
+        if algo == "dqn":
+            metrics["epsilon"] = rllib_settings.epsilon_at(self.config, self._steps)
+        new = optimizer_steps(learner)
+        if not new:
+            return metrics
+        self.optimizer_steps += new
+        metrics |= learned(learner)
+        if not getattr(self._algorithm.config, "use_kl_loss", False):
+            metrics.pop("approx_kl", None)  # 0 where it is not computed
+        trained = number(learner.get("num_module_steps_trained_lifetime"))
+        if trained is not None and algo in rllib_settings.OFF_POLICY:
+            metrics["steps_trained"] = trained
+        lag = number(learner.get("diff_num_grad_updates_vs_sampler_policy"))
+        return metrics | ({"policy_lag_mean": lag} if lag is not None and algo == "impala" else {})
 
     def _health(self, result: Mapping[str, Any]) -> dict[str, float]:
         tolerance = result.get("fault_tolerance", {})
@@ -304,7 +274,7 @@ class RllibEngine(Engine):
         own = self.policy.state()
         if "epsilon" in own:
             own["epsilon"] = np.asarray(rllib_settings.epsilon_at(self.config, self._steps))
-        self.policy.load(from_rllib(self.config, _weights(self._algorithm), own))
+        self.policy.load(from_rllib(self.config, self._image, _weights(self._algorithm), own))
 
     def state(self) -> dict[str, Any]:
         self._copy_policy()
@@ -315,7 +285,7 @@ class RllibEngine(Engine):
             "squash": self._squash,
             "without_noise": self._squash,
             "rllib": {
-                "state": np.frombuffer(pickle.dumps(self._algorithm.get_state()), np.uint8),
+                "state": np.frombuffer(pickle.dumps(state_of(self._algorithm)), np.uint8),
                 "version": version("ray"),
                 "optimizer_steps": self.optimizer_steps,
                 "env_steps": self._steps,
@@ -330,7 +300,7 @@ class RllibEngine(Engine):
         self._results = folder / "rllib.jsonl"
 
     def accounts(self) -> dict[str, Any]:
-        return super().accounts() | {"workers_restarted": self._restarts}
+        return super().accounts() | {"hosts": self._hosts, "workers_restarted": self._restarts}
 
     def _close_eval(self) -> None:
         if self._eval_env is not None:
@@ -340,6 +310,9 @@ class RllibEngine(Engine):
     def close(self) -> None:
         self._close_eval()
         if self._algorithm is not None and self.cluster.ray.is_initialized():
+            if self._parcel.roots:  # RLlib kills its env runners, so that they could not do it at their end
+                group, parcel = self._algorithm.env_runner_group, self._parcel
+                group.foreach_env_runner(lambda _: clean(parcel), local_env_runner=False, timeout_seconds=CLEAN_SECONDS)
             self._algorithm.stop()
             self._algorithm = None
         self.cluster.close()
@@ -352,37 +325,3 @@ def _weights(algorithm: Any) -> dict[str, Any]:
 def _is_extra(name: str) -> bool:
     """Not learned: constants, and copies that the targets come from."""
     return name.endswith("_const") or name.startswith(("_old", "_target", "target"))
-
-
-def _number(value: Any, *, keep: bool = False) -> float | None:
-    """A finite number, or None; `keep`: also one that is not finite."""
-    if isinstance(value, int | float | np.number):
-        number = float(value)
-        return number if keep or math.isfinite(number) else None
-    return None
-
-
-def _append(path: Path, result: Mapping[str, Any]) -> None:
-    """RLlib's own words, with the classic names beside them."""
-    runners = result.get("env_runners", {})
-    row = {key: _said(value) for key, value in result.items() if key != "config"}
-    row["env_runners"] = {key: _said(value) for key, value in runners.items() if key != EPISODES}
-    row |= {old: row["env_runners"][new] for old, new in CLASSIC.items() if new in runners}
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def _said(value: Any) -> Any:
-    """For JSON; of what it cannot hold, the text."""
-    try:
-        return plain(value)
-    except TypeError:
-        return str(value)
-
-
-def _cut(path: Path, iteration: int) -> None:
-    """Rows of after the checkpoint go, as those of the other files do."""
-    if path.exists():
-        rows = [row for row in read_lines(path) if row.get("training_iteration", 0) <= iteration]
-        with replacing(path) as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)

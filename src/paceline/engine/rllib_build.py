@@ -7,8 +7,10 @@ import inspect
 import logging
 import os
 import re
+import socket
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,10 +23,12 @@ from paceline.engine.rllib_settings import Settings
 from paceline.ship import Parcel
 
 ENV = "paceline"
+UNSAVED = ("curr_kl_coeffs_per_module", "last_update_ts_by_mid", "_last_update_ts_by_mid")
+"""Of a learner, what RLlib leaves out: the weight of the KL term, and when the target network was last updated."""
 
 
-def build(config: RunConfig, settings: Settings, parcel: Parcel, *, continuous: bool) -> Any:
-    """`settings` get what `engine.rllib` says. `continuous`: the actions are."""
+def configure(config: RunConfig, settings: Settings, network: dict[str, Any], parcel: Parcel) -> Any:
+    """RLlib's config of the algorithm. `settings` get what `engine.rllib` says; `network` is for its model."""
     name = rllib_settings.algorithm_of(config)
     for logger in ("ray", "ray.rllib", "ray.tune", "ray._common"):
         logging.getLogger(logger).setLevel(logging.ERROR)
@@ -33,14 +37,18 @@ def build(config: RunConfig, settings: Settings, parcel: Parcel, *, continuous: 
     theirs = getattr(module, f"{name}Config")()
     rllib_settings.override(settings, config.engine.rllib, _accepted(theirs))
     importlib.import_module("ray.tune.registry").register_env(ENV, EnvMaker(config, parcel))
-    theirs.environment(ENV).callbacks(on_episode_end=note_episode)
-    theirs.rl_module(model_config=model(**rllib_settings.model_of(config, continuous=continuous)))
+    theirs.environment(ENV).callbacks(on_episode_end=note_episode).rl_module(model_config=model(**network))
     try:
         for method, arguments in settings.items():
             getattr(theirs, method)(**arguments)
         theirs.validate()
     except (ValueError, TypeError, NotImplementedError) as error:
         raise UserError(f"RLlib does not take these settings: {_line(str(error))}") from error
+    return theirs
+
+
+def build(theirs: Any) -> Any:
+    """The algorithm, whose env runners are ready."""
     said: list[str] = []
     try:
         with _own_folder(), _quiet(said):
@@ -56,15 +64,42 @@ def _line(text: str) -> str:
     return " ".join(text.split())[:400]
 
 
-def nodes_of(algorithm: Any, *, local: bool) -> int:
-    """How many machines the env runners are on. `local`: there is one, in this process."""
-    return len(set(algorithm.env_runner_group.foreach_env_runner(_address, local_env_runner=local)))
+def state_of(algorithm: Any) -> dict[str, Any]:
+    """RLlib's own, and what its learners know besides."""
+    known = next(iter(algorithm.learner_group.foreach_learner(_recall))).get()
+    return {"algorithm": algorithm.get_state(), "learner": known}
 
 
-def _address(runner: Any) -> str:
+def restore(algorithm: Any, state: dict[str, Any]) -> None:
+    # It tells its env runners how many steps there were, for epsilon, and only then takes up its own count.
+    algorithm.metrics.set_state(state["algorithm"]["metrics_logger"])
+    algorithm.set_state(state["algorithm"])
+    for result in algorithm.learner_group.foreach_learner(_remember, known=state["learner"]):
+        result.get()
+
+
+def _recall(learner: Any) -> dict[str, dict[str, float]]:
+    found = {name: getattr(learner, name) for name in UNSAVED if hasattr(learner, name)}
+    return {name: {module: float(value) for module, value in values.items()} for name, values in found.items()}
+
+
+def _remember(learner: Any, known: dict[str, dict[str, float]]) -> None:
+    for name, values in known.items():
+        for module, value in values.items():
+            weight = name == "curr_kl_coeffs_per_module"
+            getattr(learner, name)[module] = learner._get_tensor_variable(value) if weight else int(value)
+
+
+def hosts_of(algorithm: Any, *, local: bool) -> list[dict[str, Any]]:
+    """Where the env runners are. `local`: there is one, in this process."""
+    places = Counter(algorithm.env_runner_group.foreach_env_runner(_place, local_env_runner=local))
+    return [{"host": host, "address": address, "workers": count} for (host, address), count in sorted(places.items())]
+
+
+def _place(runner: Any) -> tuple[str, str]:
     import ray
 
-    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    return socket.gethostname(), str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
 def _accepted(theirs: Any) -> dict[str, str]:

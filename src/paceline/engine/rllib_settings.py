@@ -8,21 +8,58 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from paceline import machine, rllib_keys
 from paceline.config import RLLIB_ALGORITHMS, DQNConfig, ImpalaConfig, PPOConfig, RunConfig, SACConfig, UserError
+from paceline.model.nets import CNNS, Conv, cnn_of
+from paceline.spaces import ObservationCodec
 
 Settings = dict[str, dict[str, Any]]
 """Method of RLlib's AlgorithmConfig → its arguments."""
 
 METHODS = ("training", "env_runners", "learners", "fault_tolerance", "reporting", "framework", "debugging")
 """Those whose arguments `engine.rllib` may name."""
-ELSEWHERE = {"num_env_runners": "--workers", "num_learners": "engine.learners", "seed": "--seed"}
+ELSEWHERE = {
+    "num_env_runners": "is set by --workers",
+    "num_learners": "is set by engine.learners",
+    "seed": "is set by --seed",
+    "dueling": "is set by dqn.dueling",
+    "epsilon": "is set by dqn.epsilon_start, dqn.epsilon_end and dqn.epsilon_fraction",
+    "num_atoms": "is not for us: our copy of the policy knows no distribution of returns",
+}
 """Of these arguments, those that more depends on than RLlib."""
 OFF_POLICY = ("dqn", "sac")
 ASYNC_SECONDS = 1.0  # RLlib reports IMPALA every 10 s by default, and a run can only stop where it reports
+
+
+@dataclass(frozen=True)
+class Image:
+    """The convolutions over it, and what comes out of them: `[C, H, W]`."""
+
+    filters: Sequence[Conv]
+    features: tuple[int, int, int]
+
+
+def image_of(config: RunConfig, observation: ObservationCodec) -> Image | None:
+    """None if the env shows no image. A UserError for a network that RLlib cannot build over what it shows."""
+    model = config.model
+    if not observation.is_image:
+        if config.algo == "dqn" and config.dqn.dueling and not model.shared:
+            raise UserError("dqn.dueling=true on --engine rllib has layers in common: set model.shared=true, too")
+        return None
+    if model.shared and model.activation != "relu":
+        raise UserError(
+            f"model.activation={model.activation} is not for --engine rllib with images and model.shared=true: layers "
+            "that are shared are convolutions to RLlib, all with relu"
+        )
+    filters = CNNS[cnn_of(observation.shape, model)]
+    height, width = observation.shape[1:]
+    for _, kernel, stride in filters:
+        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+    return Image(filters, (filters[-1][0], height, width))
 
 
 def algorithm_of(config: RunConfig) -> str:
@@ -34,22 +71,21 @@ def algorithm_of(config: RunConfig) -> str:
 
 def check(config: RunConfig) -> None:
     """A UserError for the first setting that RLlib cannot take."""
-    for key, why in rllib_keys.REFUSED.items():
+    for refused, why in rllib_keys.REFUSED.items():
+        key, _, only = refused.partition("=")
         section, _, name = key.partition(".")
         if section in RLLIB_ALGORITHMS and section != config.algo:
             continue
         model = getattr(config, section)
         field = "class_" if name == "class" else name
         value = getattr(model, field)
-        if value != type(model).model_fields[field].default:
+        if value == only if only else value != type(model).model_fields[field].default:
             shown = str(value).lower() if isinstance(value, bool) else value
             raise UserError(f"{key}={shown} is not for --engine rllib: {why}")
     if not config.model.hidden:
         raise UserError("model.hidden=[] is not for --engine rllib: its networks have a hidden layer at least")
     if config.algo == "sac" and config.model.shared:
         raise UserError("model.shared=true is not for sac on --engine rllib: actor and critics have nothing in common")
-    if config.algo == "dqn" and config.dqn.dueling and not config.model.shared:
-        raise UserError("dqn.dueling=true on --engine rllib has layers in common: set model.shared=true, too")
     if config.algo == "dqn" and config.dqn.n_step > config.dqn.rollout_steps:
         raise UserError(
             f"dqn.n_step={config.dqn.n_step} on --engine rllib: at most dqn.rollout_steps={config.dqn.rollout_steps}"
@@ -82,7 +118,8 @@ def cpus_of(config: RunConfig, workers: int) -> float:
     return float(workers * each["env_runner"] + learners * each["learner"] + helpers)
 
 
-def settings_of(config: RunConfig, workers: int, *, seed: int) -> Settings:
+def settings_of(config: RunConfig, workers: int, *, seed: int, gpu: bool = False) -> Settings:
+    """`gpu`: the learners have one each, whether asked for or not."""
     engine, env = config.engine, config.env
     envs = env.envs_per_worker
     if config.algo == "ppo" and engine.scaling == "strong" and workers:
@@ -95,7 +132,7 @@ def settings_of(config: RunConfig, workers: int, *, seed: int) -> Settings:
         },
         "learners": {
             "num_learners": remote_learners(config),
-            "num_gpus_per_learner": 1 if engine.device == "cuda" else 0,
+            "num_gpus_per_learner": int(gpu or engine.device == "cuda"),
         },
         "fault_tolerance": {
             "restart_failed_env_runners": True,
@@ -127,17 +164,28 @@ def rows_of(config: RunConfig, workers: int) -> int:
     return rows * max(1, workers) if config.engine.scaling == "weak" else rows
 
 
-def model_of(config: RunConfig, *, continuous: bool) -> dict[str, Any]:
-    """The network as ours is: hidden layers, then one linear layer; one deviation for each action."""
+def model_of(config: RunConfig, image: Image | None, *, continuous: bool) -> dict[str, Any]:
+    """The network as ours is: convolutions over an image, hidden layers, then one linear layer; one deviation for each
+    action."""
     model = config.model
     common: dict[str, Any] = {"fcnet_hiddens": list(model.hidden), "fcnet_activation": model.activation}
     common |= {"head_fcnet_hiddens": []}
+    if image is not None:
+        # RLlib has nothing between convolutions and heads. What policy and value share there is a convolution of the
+        # size of the whole image; what they do not share belongs to the heads.
+        filters: list[list[Any]] = [[width, kernel, stride, "valid"] for width, kernel, stride in image.filters]
+        if model.shared:
+            sizes = [list(image.features[1:]), *([1, 1] for _ in model.hidden[1:])]
+            filters += [[width, size, 1, "valid"] for width, size in zip(model.hidden, sizes, strict=True)]
+        else:
+            common |= {"head_fcnet_hiddens": list(model.hidden), "head_fcnet_activation": model.activation}
+        common |= {"conv_filters": filters, "conv_activation": "relu"}
     if config.algo == "sac":
         # Its critics put observation and action together in layers of their own: as wide, and with that activation.
         return common | {"fusionnet_hiddens": list(model.hidden), "fusionnet_activation": model.activation}
     if config.algo == "dqn":
         return common
-    return common | {"vf_share_layers": model.shared, "free_log_std": continuous}
+    return common | {"vf_share_layers": model.shared or image is not None, "free_log_std": continuous}
 
 
 def epsilon_at(config: RunConfig, steps: int) -> float:
@@ -150,7 +198,7 @@ def override(settings: Settings, given: Mapping[str, Any], accepted: Mapping[str
     """`engine.rllib` into `settings`. `accepted`: each name that RLlib knows, and the method that takes it."""
     for name, value in given.items():
         if name in ELSEWHERE:
-            raise UserError(f"engine.rllib.{name} is set by {ELSEWHERE[name]}")
+            raise UserError(f"engine.rllib.{name} {ELSEWHERE[name]}")
         if name not in accepted:
             near = difflib.get_close_matches(name, accepted, 1, 0.6)
             hint = f"did you mean {near[0]}?" if near else f"it is not an argument of {', '.join(METHODS)}"

@@ -234,14 +234,20 @@ def _tower(widths: Sequence[int], generator: torch.Generator) -> nn.ModuleList:
     return nn.ModuleList(layers)
 
 
+def cnn_of(shape: tuple[int, ...], config: ModelConfig) -> str:
+    """The convolutions for images `[C, H, W]` by name, where `auto` is left to us."""
+    side = min(shape[1:])
+    if config.cnn == "auto":
+        return "nature" if side >= NATURE_MIN_SIDE else "small"
+    if config.cnn == "nature" and side < NATURE_MIN_SIDE:
+        raise UserError(f"model.cnn=nature needs images of at least {NATURE_MIN_SIDE} pixels, these are {shape[1:]}")
+    return config.cnn
+
+
 def _convolutions(shape: tuple[int, ...], config: ModelConfig, generator: torch.Generator) -> nn.Sequential:
     """`[B, C, H, W]` → features `[B, F]`; weights and activations are laid out channels_last, which the CPU's and the
     GPU's convolutions are faster with."""
-    name, side = config.cnn, min(shape[1:])
-    if name == "auto":
-        name = "nature" if side >= NATURE_MIN_SIDE else "small"
-    if name == "nature" and side < NATURE_MIN_SIDE:
-        raise UserError(f"model.cnn=nature needs images of at least {NATURE_MIN_SIDE} pixels, these are {shape[1:]}")
+    name = cnn_of(shape, config)
     layers: list[nn.Module] = []
     channels = shape[0]
     if name == "impala":

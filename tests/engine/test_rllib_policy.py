@@ -1,0 +1,169 @@
+"""The copy of the policy is the policy: RLlib's own module and ours say the same, for each kind of network. No Ray
+is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from paceline.config import UserError
+from paceline.engine import RLLIB_PACKAGES, rllib_settings
+from paceline.engine.rllib_env import Encoded, OwnSeeds, as_rllib_takes_it
+from paceline.engine.rllib_policy import from_rllib, to_rllib
+from paceline.env import catalog
+from paceline.model.q import make_policy
+from paceline.resolve import validate
+from paceline.ship import Parcel
+from paceline.spaces import ActionCodec, ObservationCodec
+
+missing = [name for name in RLLIB_PACKAGES if not catalog.is_installed(name)]
+needs_rllib = pytest.mark.skipif(bool(missing), reason=f"no {', '.join(missing)}")
+
+Tree = dict[str, Any]
+VECTOR = spaces.Box(-1, 1, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (14, 11, 3), np.uint8)
+PICTURE = spaces.Box(0, 255, (40, 44, 3), np.uint8)  # nature: features of 64 x 1 x 2
+RELU = {"hidden": [128, 128], "activation": "relu"}  # as wide as those: only the first layer is turned round
+BOX = spaces.Box(np.float32([-1, 0]), np.float32([3, 2]))
+THREE, PAIR = spaces.Discrete(3), spaces.MultiDiscrete([3, 2])
+
+
+class Room(gymnasium.Env[Any, Any]):
+    """Any two spaces."""
+
+    def __init__(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
+        self.observation_space, self.action_space = observation, action
+        self.taken: list[Any] = []
+        self.seeds: list[int | None] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.seeds.append(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.taken.append(action)
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+@needs_rllib
+@pytest.mark.parametrize(
+    ("tree", "observation", "action"),
+    [
+        ({}, VECTOR, THREE),
+        ({"model": {"hidden": [5, 4], "shared": True}}, VECTOR, BOX),
+        ({"model": {"hidden": [5, 4], "activation": "elu"}}, VECTOR, PAIR),
+        ({"algo": "impala"}, VECTOR, BOX),
+        ({"algo": "impala", "impala": {"surrogate_clip": 0.2}, "model": {"shared": True}}, VECTOR, PAIR),
+        ({"algo": "dqn"}, VECTOR, THREE),
+        ({"algo": "dqn", "dqn": {"dueling": True}, "model": {"shared": True}}, VECTOR, THREE),
+        ({"algo": "sac", "model": {"hidden": [5, 4]}}, VECTOR, BOX),
+        ({"algo": "sac"}, VECTOR, THREE),
+        ({}, IMAGE, THREE),
+        ({"model": RELU}, PICTURE, PAIR),
+        ({"model": RELU | {"shared": True}}, PICTURE, BOX),
+        ({"algo": "impala", "model": {"hidden": [32], "activation": "relu", "shared": True}}, IMAGE, THREE),
+        ({"algo": "dqn", "dqn": {"dueling": True}}, IMAGE, THREE),
+        ({"algo": "sac", "model": {"hidden": [16]}}, IMAGE, BOX),
+    ],
+    ids=lambda part: str(part) if isinstance(part, dict) else None,
+)
+def test_the_copy_says_the_same(tree: Tree, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
+    from paceline.engine.rllib_build import configure
+
+    config = validate({"engine": {"name": "rllib"}, "stop": {"total_steps": 1000}} | tree)
+    rllib_settings.check(config)
+    codec, actions = ObservationCodec(observation), ActionCodec(action, squash=config.algo == "sac" and action is BOX)
+    image = rllib_settings.image_of(config, codec)
+    network = rllib_settings.model_of(config, image, continuous=actions.is_continuous)
+    theirs = configure(config, rllib_settings.settings_of(config, 0, seed=0), network, Parcel())
+    env = as_rllib_takes_it(Room(observation, action))
+    spec = theirs.get_rl_module_spec(spaces={"default_policy": (env.observation_space, env.action_space)})
+    torch.manual_seed(4)
+    module = spec.build()
+    for parameter in module.parameters():  # larger than at first, and biases that are not 0
+        torch.nn.init.normal_(parameter, std=0.4)
+    policy = make_policy(config, codec, actions, seed=3)
+    weights = {name: value.detach().numpy() for name, value in module.state_dict().items()}
+    own = policy.state()
+    policy.load(from_rllib(config, image, weights, own))
+
+    rows = np.stack([observation.sample() for _ in range(64)])
+    ours = np.zeros((64, *codec.shape), codec.dtype)
+    codec.encode(rows, ours)
+    seen = torch.from_numpy(rows.astype(np.float32) / (255 if image else 1))
+    with torch.no_grad():
+        out = module.forward_inference({"obs": seen})
+        if config.algo == "dqn":
+            chosen = out["actions"].numpy().reshape(64, -1)
+        else:
+            dist = module.get_inference_action_dist_cls().from_logits(out["action_dist_inputs"])
+            chosen = dist.to_deterministic().sample()
+            chosen = np.stack(chosen, -1) if isinstance(chosen, tuple | list) else chosen.numpy().reshape(64, -1)
+    best = policy.best(ours)
+    if actions.is_continuous:
+        assert np.allclose(best, chosen, rtol=1e-4, atol=1e-4)  # of SAC before the squashing, which theirs forgets here
+    else:
+        assert np.array_equal(best, chosen) and len(np.unique(chosen)) > 1
+    if config.algo in ("ppo", "impala"):
+        with torch.no_grad():
+            values = module.compute_values({"obs": seen}).numpy()
+        assert np.allclose(policy.value(ours), values, rtol=1e-4, atol=1e-4) and values.std() > 0
+
+    back = to_rllib(config, image, policy.state(), {name: np.zeros_like(value) for name, value in weights.items()})
+    again = from_rllib(config, image, back, own)
+    assert all(np.array_equal(again[name], value) for name, value in policy.state().items() if name != "epsilon")
+
+
+def test_what_rllib_cannot_build_over_images() -> None:
+    def look(tree: Tree, space: spaces.Space[Any]) -> None:
+        rllib_settings.image_of(validate({"engine": {"name": "rllib"}} | tree), ObservationCodec(space))
+
+    with pytest.raises(
+        UserError, match=r"^model.activation=tanh is not for --engine rllib with images and model.shared"
+    ):
+        look({"model": {"shared": True}}, IMAGE)
+    with pytest.raises(UserError, match=r"^dqn.dueling=true on --engine rllib has layers in common"):
+        look({"algo": "dqn", "dqn": {"dueling": True}}, VECTOR)
+    both = spaces.Dict({"picture": IMAGE, "speed": VECTOR})
+    with pytest.raises(UserError, match="takes one image or one vector"):
+        as_rllib_takes_it(Room(both, THREE))
+
+
+def test_images_are_brought_to_the_last_axis_and_below_one() -> None:
+    env = as_rllib_takes_it(Room(spaces.Box(0, 255, (2, 9, 8, 3), np.uint8), THREE))  # two frames
+    assert env.observation_space == spaces.Box(0, 1, (9, 8, 6), np.float32)
+    row, _ = env.reset()
+    assert env.observation_space.contains(row) and row.max() > 0.9
+
+
+def test_actions_arrive_in_the_units_of_the_env() -> None:
+    half = spaces.Box(np.float32([-1, -np.inf]), np.float32([3, np.inf]))
+    for space, sent, taken in [
+        (spaces.Box(np.float32([[-1, 0]]), np.float32([[3, 2]])), [0.5, 9.0], [[2.0, 2.0]]),
+        (half, [9.0, 9.0], [3.0, 9.0]),  # RLlib scales all or none: it is told of none
+        (spaces.Discrete(3, start=5), 2, 7),
+        (spaces.MultiBinary(2), [1, 0], [1, 0]),
+    ]:
+        room = Room(VECTOR, space)
+        env = as_rllib_takes_it(room)
+        assert isinstance(env, Encoded)
+        env.step(np.asarray(sent))
+        assert np.array_equal(room.taken[0], taken)
+    for plain in (BOX, THREE, PAIR, spaces.Box(-np.inf, np.inf, (2,), np.float32)):
+        assert not isinstance(as_rllib_takes_it(Room(VECTOR, plain)), Encoded)
+
+
+def test_env_runners_do_not_share_seeds() -> None:
+    seeds: list[int | None] = []
+    for runner in (2, 3):
+        for env in (0, 1):
+            room = Room(VECTOR, THREE)
+            OwnSeeds(room, runner).reset(seed=0 + runner + env)  # as RLlib and Gymnasium have it
+            seeds += room.seeds
+    assert len(set(seeds)) == 4
