@@ -66,7 +66,7 @@ def test_draws_are_in_range_and_repeat_with_the_seed() -> None:
         ({"a2c.gamma": [0.9]}, {}, "--algo a2c"),
         ({"seed": [1, 2]}, {}, "--seeds"),
         ({"stop.total_steps": [1]}, {}, "env, model and ppo"),
-        ({LR: [0.1]}, {"metric": "returns"}, "did you mean 'return_mean'"),
+        ({LR: [0.1]}, {"metric": "return_mea"}, "did you mean 'return_mean'"),
         ({LR: [0.1]}, {"interval": 10}, "is for asha and pbt"),
         ({LR: [0.1]}, {"search": "asha", "interval": 10**9}, "less than the budget"),
         ({"model.hidden": [[8]]}, {"search": "pbt", "trials": 4}, "only those of ppo"),

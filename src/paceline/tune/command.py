@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,8 +32,6 @@ def run_tune(
     if retry and new:
         raise UserError("--retry is for a search that is continued: give --resume too")
     _check_installed()
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, "1")  # of this process, which computes nothing; Ray sets those of the trials
     from paceline.tune.sweep import run_sweep
 
     return run_sweep(sweep, parallel=parallel, gpus=gpus, max_seconds=seconds, retry=retry, new=new)

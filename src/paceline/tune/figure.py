@@ -57,18 +57,19 @@ def _draw_setting(axis: Axes, sweep: Sweep, key: str, best: int) -> None:
     axis.set_title(f"{sweep.metric} by {key}")
     axis.set_xlabel(key)
     domain = sweep.domains[key]
-    scored = [t for t in sweep.trials if t.score is not None and t.status in (DONE, EARLY)]
-    for trial in scored:
+    scored = [(t, t.score) for t in sweep.trials if t.score is not None and t.status in (DONE, EARLY)]
+    for trial, score in scored:
         value = trial.values[key]
         place = value if isinstance(domain, Range) else domain.values.index(value) if value in domain.values else None
         if place is not None:
-            filled = {"markerfacecolor": "white"} if trial.status == EARLY else {}
-            axis.plot(place, trial.score, "o", color=PALETTE[0] if trial.point == best else "#4D4D4D", **filled)
+            look: dict[str, Any] = {"color": PALETTE[0] if trial.point == best else "#4D4D4D"}
+            look |= {"markerfacecolor": "white"} if trial.status == EARLY else {}
+            axis.plot([place], [score], "o", **look)
     if isinstance(domain, Range):
         axis.set_xscale("log" if domain.kind == "log" else "linear")
     else:
         axis.set_xticks(range(len(domain.values)), [shown(value) for value in domain.values])
         axis.margins(x=0.15)
-    if any(trial.status == EARLY for trial in scored):
+    if any(trial.status == EARLY for trial, _ in scored):
         axis.plot([], [], "o", color="#4D4D4D", markerfacecolor="white", label="stopped early")
         axis.legend(loc="best")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from paceline.tune.trial import TRIAL
 Past = list[tuple[int, float]]
 
 
-class Asha(ASHAScheduler):  # type: ignore[misc]
+class Asha(ASHAScheduler):
     """Knows what the trials of an interrupted search had at the rungs; Tune's own would begin anew."""
 
     def __init__(self, sweep: Sweep) -> None:
@@ -39,8 +40,9 @@ class Asha(ASHAScheduler):  # type: ignore[misc]
         self._record(self._trial_info[trial.trial_id], trial, str(trial))
 
     def _record(self, bracket: Any, trial: Any, name: str) -> None:
+        sign = 1.0 if self._mode == "max" else -1.0
         for steps, score in self._past[name]:
-            bracket.on_result(trial, steps, self._metric_op * score)
+            bracket.on_result(trial, steps, sign * score)
 
 
 def _past(sweep: Sweep, trial: Trial) -> Past:
@@ -58,7 +60,7 @@ def make_scheduler(sweep: Sweep, seed: int) -> TrialScheduler:
     if sweep.search == "asha":
         return Asha(sweep)
     if sweep.search != "pbt":
-        return FIFOScheduler()
+        return FIFOScheduler()  # type: ignore[no-untyped-call]
     domains, rng = sweep.domains, np.random.default_rng(seed)
 
     def inside(config: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def make_scheduler(sweep: Sweep, seed: int) -> TrialScheduler:
         mode=sweep.mode,
         perturbation_interval=sweep.interval,
         hyperparam_mutations={
-            key: list(domain.values) if isinstance(domain, Choice) else (lambda domain=domain: domain.draw(rng))
+            key: list(domain.values) if isinstance(domain, Choice) else partial(domain.draw, rng)
             for key, domain in domains.items()
         },
         custom_explore_fn=inside,
@@ -82,7 +84,10 @@ def make_scheduler(sweep: Sweep, seed: int) -> TrialScheduler:
 def param_space(sweep: Sweep, todo: list[Trial]) -> dict[str, Any]:
     """Tune draws nothing: the points are there already. With pbt it has their values, to change them."""
     space: dict[str, Any] = {TRIAL: tune.grid_search([trial.name for trial in todo])}
-    values = {trial.name: trial.values for trial in todo}
     for key in sweep.space if sweep.search == "pbt" else ():
-        space[key] = tune.sample_from(lambda spec, key=key: values[spec.config[TRIAL]][key])
+        space[key] = tune.sample_from(partial(_value, {trial.name: trial.values[key] for trial in todo}))
     return space
+
+
+def _value(values: dict[str, Any], spec: Any) -> Any:
+    return values[spec.config[TRIAL]]

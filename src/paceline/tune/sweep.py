@@ -218,12 +218,16 @@ def _desk(cluster: Cluster, sweep: Sweep, mark: str) -> Any:
     return remote.options(scheduling_strategy=here).remote(str(sweep.folder.resolve()))
 
 
-class Ending(tune.Stopper):  # type: ignore[misc]
+class Ending(tune.Stopper):
     """Of the whole sweep, by a signal or by the clock."""
 
     def __init__(self, signals: StopSignals, until: float) -> None:
         self._signals, self._until = signals, until
         self._late = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing, as of the scribe."""
+        return {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
@@ -242,7 +246,7 @@ class Ending(tune.Stopper):  # type: ignore[misc]
         )
 
 
-class Scribe(tune.Callback):  # type: ignore[misc]
+class Scribe(tune.Callback):
     """What happens to the trials, on the terminal and in the files."""
 
     def __init__(self, sweep: Sweep) -> None:
@@ -251,6 +255,10 @@ class Scribe(tune.Callback):  # type: ignore[misc]
         self._trials = {trial.name: trial for trial in sweep.trials}
         self._began = time.monotonic()
         self._next = self._began + LINE_SECONDS
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Tune pickles what it is given, to restore it one day, and we do not ask it to."""
+        return {}
 
     # -- beginning and end ----------------------------------------------------------------------------------------
 
@@ -346,7 +354,7 @@ class Scribe(tune.Callback):  # type: ignore[misc]
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         found = self._trials[str(trial)]
-        error = trial.get_error()
+        error = trial.get_pickled_error() or trial.get_error()
         said = str(error).strip().splitlines() or ["its process was lost"]
         found.status, found.error = FAILED, f"{type(error).__name__}: {said[0]}"
         write_text(self._sweep.folder / "logs" / f"{found.name}.txt", "\n".join(said) + "\n")

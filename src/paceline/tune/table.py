@@ -13,7 +13,8 @@ import yaml
 from paceline.resolve import resolve_tree, tidy, to_tree
 from paceline.run.console import duration
 from paceline.run.directory import replacing, write_text
-from paceline.tune.plan import DONE, EARLY, Point, Sweep
+from paceline.tune.plan import DONE, EARLY, Sweep
+from paceline.tune.space import Point
 
 COLUMNS = ("name", "status", "location", "iteration", "time", "steps", "return")
 

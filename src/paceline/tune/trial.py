@@ -52,23 +52,26 @@ class Job:
     argv: list[str]
 
 
-class TrialActor(FunctionTrainable):  # type: ignore[misc]
+class TrialActor(FunctionTrainable):
     """Tune's, except that a trial which is stopped may finish its iteration and save."""
 
-    def setup(self, config: dict[str, Any], *, job: Job) -> None:
+    def setup(self, config: dict[str, Any], job: Job | None = None) -> None:
+        assert job is not None  # Tune's signature has it not
         self._job = job
         # The process takes the next trial when this one's thread has ended, and Tune would not wait for that.
         os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(PATIENCE_SECONDS)
-        super().setup(config)
+        super().setup(config)  # type: ignore[no-untyped-call]
 
     def _trainable_func(self, config: dict[str, Any]) -> None:
         run_trial(self._job, self.trial_name, {key: value for key, value in config.items() if key != TRIAL})
 
     def cleanup(self) -> None:
+        session = get_session()
         try:
-            get_session().finish(timeout=PATIENCE_SECONDS)
+            if session is not None:
+                session.finish(timeout=PATIENCE_SECONDS)
         finally:
-            shutdown_session()
+            shutdown_session()  # type: ignore[no-untyped-call]
             clean(self._job.parcel)
 
 
