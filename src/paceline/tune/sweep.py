@@ -251,6 +251,8 @@ class Scribe(tune.Callback):
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep
+        inside = sweep.folder.is_relative_to(Path.cwd())
+        self._shown = sweep.folder.relative_to(Path.cwd()) if inside else sweep.folder
         self._console = PlainConsole(sys.stdout)
         self._trials = {trial.name: trial for trial in sweep.trials}
         self._began = time.monotonic()
@@ -266,7 +268,7 @@ class Scribe(tune.Callback):
         sweep = self._sweep
         points = len({trial.point for trial in sweep.trials})
         left = sum(trial.status == PENDING for trial in sweep.trials)
-        self._say(f"tune       {sweep.folder}")
+        self._say(f"tune       {self._shown}")
         self._say(
             f"search     {sweep.search}, {points} point(s), {len(sweep.trials)} trial(s), {left} to run, "
             f"{sweep.mode} of {sweep.metric}"
@@ -295,22 +297,22 @@ class Scribe(tune.Callback):
         judged = table.judge(sweep)
         self._say("")
         self._say(table.table(sweep))
-        self._say(f"table      {sweep.folder / 'trials.csv'}")
+        self._say(f"table      {self._shown / 'trials.csv'}")
         if judged:
             table.write_best(sweep, judged[0])
             best = judged[0]
             partly = "" if best.whole else ", and not all of its seeds ran to their end"
             self._say(f"best       {sweep.metric} {table.number(best.mean)}: {table.describe(best.values)}{partly}")
-            self._say(f"train it   paceline train --config {shlex.quote(str(sweep.folder / 'best.yaml'))}")
+            self._say(f"train it   paceline train --config {shlex.quote(str(self._shown / 'best.yaml'))}")
             self._draw()
         failed = [trial.name for trial in sweep.trials if trial.status == FAILED]
         if failed:
-            self._say(f"failed     {', '.join(failed)}: see {sweep.folder / 'logs'}; --retry tries them again")
+            self._say(f"failed     {', '.join(failed)}: see {self._shown / 'logs'}; --retry tries them again")
         if reason is not None:
             self._say(f"stopped    {reason}")
-            self._say(f"continue   paceline tune --resume {shlex.quote(str(sweep.folder))}")
+            self._say(f"continue   paceline tune --resume {shlex.quote(str(self._shown))}")
             return STOPPED_EARLY
-        self._say(f"tune       {sweep.folder}")
+        self._say(f"tune       {self._shown}")
         return 0 if judged else 1
 
     # -- what Tune calls ------------------------------------------------------------------------------------------
@@ -395,7 +397,7 @@ class Scribe(tune.Callback):
             return
         from paceline.tune.figure import draw
 
-        self._say(f"picture    {draw(self._sweep)}")
+        self._say(f"picture    {self._shown / draw(self._sweep).name}")
 
     def _write(self) -> None:
         self._sweep.save()
