@@ -41,7 +41,7 @@ test-learning: setup  ## every published score, over several seeds, two at a tim
 	$(BIN)/python -m pytest -n 2 -m learning tests/learning
 
 test-faults: setup  ## workers killed, stopped and broken while they train; ten minutes
-	$(BIN)/python -m pytest -m faults tests/engine
+	$(BIN)/python -m pytest -m faults tests/engine tests/tune
 
 test-cluster: setup  ## SLURM, OAR, MPI and ssh on hosts made on this machine, as root; ten minutes
 	@[ "$$(id -u)" = 0 ] || { echo "make test-cluster makes hosts out of namespaces: run it as root"; exit 1; }

@@ -16,6 +16,7 @@ import pytest
 
 import paceline
 from paceline.config import RunConfig
+from paceline.engine.loop import Loop
 from paceline.run import checkpoint
 
 QUICK = {"env": {"id": "CartPole-v1", "envs_per_worker": 8}, "ppo": {"rollout_steps": 32, "minibatch_size": 64}}
@@ -344,3 +345,17 @@ def test_a_registered_module(here: Path) -> None:
     assert "mine/Grid-v3" in gymnasium.registry
     run = train(env={"id": "my_package_of_envs:Grid", "kwargs": {"length": 3}})
     assert run.summary["length_mean"] == 3
+
+
+def test_a_watcher_sees_each_iteration_and_may_end_the_run(here: Path) -> None:
+    seen = []
+
+    def watch(loop: Loop) -> str | None:
+        seen.append(loop.row["iteration"])
+        return "enough" if len(seen) == 2 else None
+
+    config = {"env": "CartPole-v1", "name": "w", "stop": {"iterations": 4}}
+    run = paceline.train(config, watch=watch)
+    assert seen == [1, 2] and (run.outcome.status, run.outcome.reason) == ("stopped", "enough")
+    seen += [0]  # so that it says nothing any more
+    assert paceline.train(config, resume="auto", watch=watch).outcome.status == "done" and seen[3:] == [3]

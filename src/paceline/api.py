@@ -16,7 +16,7 @@ from paceline.agent import Agent
 from paceline.config import RunConfig, UserError
 from paceline.engine import make_engine
 from paceline.engine.base import Engine
-from paceline.engine.loop import Loop, Outcome
+from paceline.engine.loop import Loop, Outcome, Watch
 from paceline.engine.sizes import fit
 from paceline.plugins import absolute
 from paceline.resolve import (
@@ -35,6 +35,8 @@ from paceline.run.console import make_console
 from paceline.run.directory import RunDirectory, write_json, write_text
 from paceline.run.metrics import METRICS
 from paceline.run.tree import unpack
+from paceline.ship import Parcel
+from paceline.ship import unpack as unpack_code
 
 UNSAVED = ("out", "name", "preset")  # where a run is, and where its settings once came from
 RESUMABLE = ("stop", "eval", "checkpoint", "engine")  # what may be changed when a run is continued
@@ -66,12 +68,15 @@ def train(
     init_from: str | Path | None = None,
     quiet: bool = True,
     began: float | None = None,
+    watch: Watch | None = None,
+    parcel: Parcel | None = None,
 ) -> Run:
     """Train and return the run.
 
     `config`: a nested dict such as `{"env": "CartPole-v1", "seed": 1}`, a YAML file, or a `RunConfig` (taken as it is,
     without a preset). `resume`: a run to continue, or "auto" for the one of this name if it exists.
-    `init_from`: a run or checkpoint whose weights to start from.
+    `init_from`: a run or checkpoint whose weights to start from. `watch`: called after each iteration with the loop; a
+    text ends the run there, resumably. `parcel`: the user's code, where the machine that names it is another one.
     """
     began = time.perf_counter() if began is None else began
     given = dict(read_file(config)) if isinstance(config, str | Path) else config
@@ -84,7 +89,7 @@ def train(
             if init_from is not None and str(resume) != "auto":
                 raise UserError("--resume continues a run with its own weights; --init-from starts a new one: give one")
             tree = to_tree(given) if isinstance(given, RunConfig) else given
-            return _continue(directory, which, tree, quiet=quiet, began=began)
+            return _continue(directory, which, tree, quiet=quiet, began=began, watch=watch, parcel=parcel)
     chosen: str | None = None
     may_lower = False
     if not isinstance(given, RunConfig):
@@ -92,7 +97,17 @@ def train(
         given, chosen = resolve_tree(given, preset=preset)
     _check_metric(given)
     config, sizes = fit(_absolute(given), may_lower=may_lower)
-    return _begin(config, sizes, chosen, init_from, reuse=str(resume) == "auto", quiet=quiet, began=began)
+    return _begin(
+        config,
+        sizes,
+        chosen,
+        init_from,
+        reuse=str(resume) == "auto",
+        quiet=quiet,
+        began=began,
+        watch=watch,
+        parcel=parcel,
+    )
 
 
 def load(run: str | Path | Run, checkpoint_name: str | None = None, *, seed: int = 0) -> Agent:
@@ -109,8 +124,12 @@ def _begin(
     reuse: bool,
     quiet: bool,
     began: float,
+    watch: Watch | None,
+    parcel: Parcel | None,
 ) -> Run:
-    engine = make_engine(config)  # first: what is wrong with the input shows before anything is written
+    engine = make_engine(
+        _located(config, parcel)
+    )  # first: what is wrong with the input shows before anything is written
     try:
         if init_from is not None:
             source = Agent(checkpoint.find(Path(init_from)))
@@ -128,12 +147,21 @@ def _begin(
             ]
             if init_from is not None:
                 lines.append(f"weights    from {source.path}")
-            return _train(config, engine, directory, lines, None, quiet=quiet, began=began)
+            return _train(config, engine, directory, lines, None, quiet=quiet, began=began, watch=watch)
     finally:
         engine.close()
 
 
-def _continue(directory: RunDirectory, which: str, given: Mapping[str, Any], *, quiet: bool, began: float) -> Run:
+def _continue(
+    directory: RunDirectory,
+    which: str,
+    given: Mapping[str, Any],
+    *,
+    quiet: bool,
+    began: float,
+    watch: Watch | None,
+    parcel: Parcel | None,
+) -> Run:
     saved = validate(directory.read_config())
     changes = without_auto({k: v for k, v in given.items() if k not in UNSAVED})
     changed = validate(merge(to_tree(saved), tidy(changes)))
@@ -154,13 +182,18 @@ def _continue(directory: RunDirectory, which: str, given: Mapping[str, Any], *, 
     with _locked(directory):
         arrays, content = checkpoint.load(checkpoint.find(directory.path, which))
         state = unpack(arrays, {key: content[key] for key in ("engine", "loop")})
-        engine = make_engine(config, resumes=state["loop"]["resumes"] + 1)
+        engine = make_engine(_located(config, parcel), resumes=state["loop"]["resumes"] + 1)
         try:
             write_text(directory.config_path, to_yaml(config))
             lines = [f"run        {directory.path}", *engine.describe()]
-            return _train(config, engine, directory, lines, state, quiet=quiet, began=began)
+            return _train(config, engine, directory, lines, state, quiet=quiet, began=began, watch=watch)
         finally:
             engine.close()
+
+
+def _located(config: RunConfig, parcel: Parcel | None) -> RunConfig:
+    """For the engine alone: the run keeps the names that the user gave."""
+    return config if parcel is None else unpack_code(parcel, config)
 
 
 @contextmanager
@@ -181,12 +214,13 @@ def _train(
     *,
     quiet: bool,
     began: float,
+    watch: Watch | None,
 ) -> Run:
     console = make_console(quiet, total_steps=config.stop.total_steps)
     try:
         engine.log_to(directory.logs_path)
         engine.keep_in(directory.path / "replay")
-        loop = Loop(config, engine, directory, console, began)
+        loop = Loop(config, engine, directory, console, began, watch)
         if state is not None:
             exact = loop.restore(state)
             level = "exact" if exact else "restarted (unfinished episodes are dropped, envs are reseeded)"

@@ -32,6 +32,7 @@ TRAIN_FLAGS: dict[str, tuple[str, str]] = {
     "--out": ("out", "folder of the run directories (default: runs)"),
     "--name": ("name", "name of the run directory"),
 }
+NOT_OF_TUNE = ("--workers", "--engine")  # a trial is one process
 
 
 class Parser(argparse.ArgumentParser):
@@ -82,6 +83,7 @@ def make_parser() -> Parser:
     envs.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in train: env.kwargs={a: 1}")
     envs.set_defaults(run=_envs)
     _add_bench(verbs)
+    _add_tune(verbs)
     plot = verbs.add_parser("plot", help="draw return, losses, entropy and throughput of runs")
     plot.add_argument("runs", nargs="+", metavar="RUN")
     plot.add_argument("--smooth", type=int, default=1, metavar="K", help="moving average over K rows")
@@ -171,13 +173,55 @@ def _add_bench(verbs: Any) -> None:
     suite.set_defaults(run=_bench_suite)
 
 
-def _train(options: argparse.Namespace) -> int:
-    from paceline.resolve import parse_sets, put, read_file, resolve_tree, tidy, validate
+def _add_tune(verbs: Any) -> None:
+    tune = verbs.add_parser(
+        "tune",
+        help="search for good settings: many trials at once, on Ray Tune",
+        description="Search for settings. Every trial is a run of its own, with the settings given as for train "
+        "(--env, --config, --set …) and those drawn from the space; the best become best.yaml.",
+    )
+    for flag, (key, text) in TRAIN_FLAGS.items():
+        if flag not in NOT_OF_TUNE:
+            tune.add_argument(flag, dest=f"flag:{key}", default=argparse.SUPPRESS, metavar="X", help=text)
+    tune.add_argument("--config", metavar="FILE", help="a YAML file of settings that all trials share")
+    tune.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="any setting; may be repeated")
+    tune.add_argument("--preset", metavar="NAME", help="settings to start from; none turns the automatic one off")
+    tune.add_argument(
+        "--space", metavar="FILE", help="a YAML file, KEY: [a, b] or {uniform|log|int: [low, high]} on each line"
+    )
+    tune.add_argument(
+        "--search", choices=["grid", "random", "asha", "pbt"], help="default: grid for lists, random for ranges"
+    )
+    tune.add_argument("--trials", type=int, metavar="N", help="how many points are drawn; pbt: size of the population")
+    tune.add_argument("--seeds", type=int, metavar="N", help="runs of each point, which is judged by their mean")
+    tune.add_argument("--parallel", type=int, metavar="K", help="trials at once; default: as many as there are cores")
+    tune.add_argument("--gpus", type=float, default=0.0, metavar="X", help="the share of a GPU that each trial has")
+    tune.add_argument("--metric", metavar="NAME", help="to judge by, as it is last (default: return_mean)")
+    tune.add_argument("--mode", choices=["max", "min"], help="default: max")
+    tune.add_argument(
+        "--interval", metavar="STEPS", help="asha: until trials are first compared; pbt: between exchanges"
+    )
+    tune.add_argument("--stop-after", metavar="TIME", help="save and stop the whole search after this long, resumably")
+    tune.add_argument("--resume", metavar="DIR|auto", help="continue a search; auto: the named one, if it exists")
+    tune.add_argument("--retry", action="store_true", help="with --resume: also trials that failed before")
+    tune.set_defaults(run=_tune)
+
+
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a file, `--set` and flags, as a tree."""
+    from paceline.resolve import parse_sets, put, read_file
 
     given = parse_sets(options.set, read_file(options.config) if options.config else None)
     for name, value in vars(options).items():
         if name.startswith("flag:"):
             put(given, name.removeprefix("flag:"), value)
+    return given
+
+
+def _train(options: argparse.Namespace) -> int:
+    from paceline.resolve import resolve_tree, tidy, validate
+
+    given = _given(options)
     if options.resume is None:
         config, _ = resolve_tree(given, preset=options.preset)  # before torch is imported: bad input answers at once
         threads = config.engine.threads
@@ -287,6 +331,22 @@ def _bench_suite(options: argparse.Namespace) -> int:
         out=options.out,
         retry=options.retry,
         dry_run=options.dry_run,
+    )
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from paceline.tune.command import run_tune
+
+    names = ("space", "search", "trials", "seeds", "metric", "mode", "interval")
+    return run_tune(
+        _given(options),
+        preset=options.preset,
+        asked={name: getattr(options, name) for name in names if getattr(options, name) is not None},
+        resume=options.resume,
+        retry=options.retry,
+        parallel=options.parallel,
+        gpus=options.gpus,
+        stop_after=options.stop_after,
     )
 
 

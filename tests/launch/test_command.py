@@ -13,7 +13,14 @@ TRAIN = ["paceline", "train", "--env", "X"]
 
 
 @pytest.mark.parametrize(
-    "command", [TRAIN, ["python", "-m", *TRAIN], ["/venv/bin/paceline", *TRAIN[1:]], ["env", "A=b", *TRAIN]]
+    "command",
+    [
+        TRAIN,
+        ["python", "-m", *TRAIN],
+        ["/venv/bin/paceline", *TRAIN[1:]],
+        ["env", "A=b", *TRAIN],
+        ["paceline", "tune", "--space", "x.yaml"],
+    ],
 )
 def test_a_training_resumes(command: list[str], tmp_path: Path) -> None:
     words = resumable(command, "job-1")

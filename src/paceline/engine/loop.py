@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ from paceline.verdict import Verdict, verdict
 WINDOW = 100  # episodes in the reported return
 SAMPLE_SECONDS = 2.0  # memory and CPU are read this often, the status is written this often
 
+Watch = Callable[["Loop"], str | None]
+"""Called after each iteration but the last; what it says is the reason to stop here, resumably."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -56,8 +60,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Loop:
-    def __init__(self, config: RunConfig, engine: Engine, run: RunDirectory, console: Console, began: float) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        engine: Engine,
+        run: RunDirectory,
+        console: Console,
+        began: float,
+        watch: Watch | None = None,
+    ) -> None:
         self.config, self.engine, self.run_directory, self.console = config, engine, run, console
+        self.watch = watch
         self.counters = Counters()
         self.stopping = Stopping(config.stop)
         self.deadline = Deadline(os.environ)
@@ -96,7 +109,7 @@ class Loop:
         self._cpu_now = self.engine.usage()[1]
         self._cpu_mark = (self._cpu_now, time.perf_counter())
         if self.resumes == 0:
-            self._save()  # from here on the run can be resumed
+            self.save()  # from here on the run can be resumed
         status, reason = "done", self._reason(writer)
         while reason is None:
             steps_before, began = self.counters.env_steps, time.perf_counter()
@@ -109,10 +122,13 @@ class Loop:
             if reason is None:
                 near = self.deadline.reason(time.perf_counter() - began, self._save_seconds)
                 status, reason = ("stopped", near) if near is not None else (status, None)
+            if reason is None and self.watch is not None:
+                asked = self.watch(self)
+                status, reason = ("stopped", asked) if asked is not None else (status, None)
             if reason is None and self._due_save():
-                self._save()
+                self.save()
         self._sample(force=True)
-        self._save(status)
+        self.save(status)
         self._write_status(status, reason)
         return Outcome(status, reason, self.run_directory.path)
 
@@ -223,7 +239,7 @@ class Loop:
         self.console.evaluation(row)
         if self.best_return is None or row["return_mean"] > self.best_return:
             self.best_return = row["return_mean"]
-            self._save(best=True)
+            self.save(best=True)
         return row
 
     # -- saving and resuming ----------------------------------------------------------------------------------------
@@ -234,7 +250,7 @@ class Loop:
             return True
         return config.every_seconds > 0 and time.perf_counter() - self._saved_at >= config.every_seconds
 
-    def _save(self, status: str = "running", *, best: bool = False) -> None:
+    def save(self, status: str = "running", *, best: bool = False) -> None:
         began = time.perf_counter()
         with self.clock.measure("save"):
             arrays, tree = pack({"engine": self.engine.state(), "loop": self._state()})

@@ -9,6 +9,8 @@ import yaml
 
 from paceline.config import UserError
 
+RESUMABLE = ("train", "tune")
+
 
 def parse_seeds(text: str) -> list[int]:
     """`0-4` and `1,5,9`."""
@@ -32,11 +34,11 @@ def with_seed(command: Sequence[str], seed: int | None) -> list[str]:
 
 
 def train_words(command: Sequence[str]) -> list[str] | None:
-    """What follows `paceline train`, where the command is that."""
+    """What follows `paceline train` or `paceline tune`, where the command is one of them."""
     for at, word in enumerate(command):
         ours = Path(word).name == "paceline" or (word == "paceline" and command[at - 1 : at] == ["-m"])
         if ours:
-            return list(command[at + 2 :]) if list(command[at + 1 : at + 2]) == ["train"] else None
+            return list(command[at + 2 :]) if command[at + 1 : at + 2] and command[at + 1] in RESUMABLE else None
     return None
 
 

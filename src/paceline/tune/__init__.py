@@ -1,0 +1,1 @@
+"""`paceline tune`: many trials, each an ordinary run, scheduled by Ray Tune."""
