@@ -19,6 +19,7 @@ import paceline
 from paceline.config import EnvConfig
 from paceline.env import check
 from paceline.env.make import make_scalar
+from paceline.plugins import load_attribute
 from paceline.resolve import read_file
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +49,14 @@ def simulator_of(env: Env) -> Any:
 def test_it_keeps_the_contract(make: Callable[..., Env], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "SPEED_SECONDS", 0.05)
     report = check.check_env(make, "ConvectionLoop")
-    assert not report.problems and [w for w in report.warnings if "max_episode_steps" not in w] == [], report.text()
+    assert not report.problems and all("no time limit is registered" in w for w in report.warnings), report.text()
+
+
+def test_choices_are_numbered_for_dqn(make: Callable[..., Env]) -> None:
+    one_choice = load_attribute(ID.replace("ConvectionLoop", "OneChoice"), "env.wrappers")
+    env = one_choice(make())
+    assert env.action_space.n == 9
+    assert [env.action(k).tolist() for k in (0, 5, 8)] == [[0, 0], [1, 2], [2, 2]]
 
 
 def test_the_seed_decides(make: Callable[..., Env]) -> None:

@@ -60,7 +60,9 @@ def test_the_file_acts_as_the_agent_does(name: str, here: Path, cli: Cli) -> Non
     result = cli("export", run)
     assert result.code == 0 and result.err == "", result.err
     assert "on 64 observations of the environment: the same actions" in result.out
-    session = onnxruntime.InferenceSession(run / "policy.onnx")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(run / "policy.onnx", options)
     agent = paceline.load(run)
     env = agent.make_env()
     observation, _ = env.reset(seed=7)

@@ -88,3 +88,19 @@ class ConvectionLoop(gymnasium.Env[Floats, Action]):
     def _metrics(self, *, lost: bool = False) -> dict[str, float]:
         """In the run's files as env/reversals and env/simulator_lost."""
         return {"reversals": float(self._reversals), "simulator_lost": float(lost)}
+
+
+class OneChoice(gymnasium.ActionWrapper[Floats, int, Action]):
+    """The combinations of all choices, numbered: for DQN, which has a value for each.
+
+    --algo dqn --set env.wrappers='[examples/simulator/env.py:OneChoice]'
+    """
+
+    def __init__(self, env: gymnasium.Env[Floats, Action]) -> None:
+        super().__init__(env)
+        assert isinstance(env.action_space, spaces.MultiDiscrete)
+        self._choices = tuple(env.action_space.nvec)
+        self.action_space = spaces.Discrete(int(np.prod(self._choices)))
+
+    def action(self, action: int) -> Action:
+        return np.array(np.unravel_index(action, self._choices))

@@ -76,8 +76,11 @@ class Simulator:
                 start_new_session=True,  # a group of its own, so that it can be ended with all that it starts
             )
         except OSError as error:
+            self._errors.close()
             raise SimulatorLost(f"it cannot be started: {error.strerror}") from error
-        self._forget = weakref.finalize(self, _end, self._process, os.getpid())  # also at the exit, if not closed
+        self._forget = weakref.finalize(
+            self, _end, self._process, self._errors, os.getpid()
+        )  # at the exit at the latest
 
     def _read_line(self, deadline: float, seconds: float) -> bytes:
         assert self._process is not None and self._process.stdout is not None
@@ -98,17 +101,16 @@ class Simulator:
         process = self._process
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        self.close()
-        code = process.returncode
+        code = process.wait(CLOSE_SECONDS)
         if reason == "it has ended":
             reason += f" by signal {-code}" if code < 0 else f" with exit code {code}"
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - LAST_WORDS))
         words = self._errors.read().decode(errors="replace").strip()
-        self._errors.close()
+        self.close()
         raise SimulatorLost(f"{reason}; it last said: {words}" if words else reason)
 
 
-def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+def _end(process: subprocess.Popen[bytes], errors: IO[bytes], owner: int) -> None:
     if os.getpid() != owner:  # a fork has a copy of the handle, and no business with the program
         return
     assert process.stdin is not None and process.stdout is not None
@@ -119,3 +121,4 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(CLOSE_SECONDS)
     process.stdout.close()
+    errors.close()

@@ -135,7 +135,7 @@ def _trace(graph: Graph, observations: list[Any], config: RunConfig) -> tuple[by
             torch.onnx.export(
                 graph,
                 examples,
-                buffer,
+                buffer,  # type: ignore[arg-type]  # said of the other exporter; this one takes it
                 dynamo=False,
                 opset_version=OPSET,
                 input_names=names[: len(graph.inputs)],
@@ -146,7 +146,7 @@ def _trace(graph: Graph, observations: list[Any], config: RunConfig) -> tuple[by
             of = f"model.class={_plain_name(config.model.class_)}" if config.model.class_ else "this network"
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"{of} cannot be written as ONNX: {type(error).__name__}: {reason}") from error
-    remarks = [str(w.message) for w in caught if issubclass(w.category, torch.jit.TracerWarning)]
+    remarks = [str(w.message) for w in caught if w.category.__name__ == "TracerWarning"]
     return buffer.getvalue(), remarks
 
 

@@ -42,6 +42,11 @@ class Port:
 class Graph(nn.Module):
     """`forward` takes the leaves of a batch of observations, one by one, and gives what `outputs` lists."""
 
+    mean: Tensor
+    scale: Tensor
+    limit: Tensor
+    log_std: Tensor
+
     def __init__(self, policy: Policy, *, value: bool = True, deviation: bool = True) -> None:
         """`value`, `deviation`: whether the policy has learned these."""
         super().__init__()
@@ -96,7 +101,7 @@ class Graph(nn.Module):
         x = self._encode(inputs)
         if self._scales:
             x = (x - self.mean) * self.scale
-            x = torch.maximum(torch.minimum(x, self.limit), -self.limit)  # type: ignore[operator]
+            x = torch.maximum(torch.minimum(x, self.limit), -self.limit)
         out, value = self.net(x)
         if self.dueling:
             out = out + (value.unsqueeze(1) - out.mean(1, keepdim=True))
@@ -104,7 +109,6 @@ class Graph(nn.Module):
             value = out.amax(1)
         results = [self._act(out), out]
         if self.deviates:
-            assert isinstance(self.log_std, Tensor)
             results.append(self.log_std.expand_as(out))
         return tuple([*results, value] if self.value else results)
 
@@ -131,7 +135,9 @@ class Graph(nn.Module):
         dtype = torch.from_numpy(np.zeros(0, port.dtype)).dtype
         if not self.action.is_continuous:
             first = torch.from_numpy(self.action.offset.astype(np.int64))
-            best = [part.argmax(1, keepdim=True) for part in out.split(list(self.action.nvec), dim=1)]
+            stops = np.cumsum(self.action.nvec).tolist()
+            parts = [out[:, stop - n : stop] for n, stop in zip(self.action.nvec, stops, strict=True)]
+            best = [part.argmax(1, keepdim=True) for part in parts]
             return (torch.cat(best, dim=1) + first).reshape(-1, *port.shape).to(dtype)
         # Whole numbers and 64 bits as exactly as the environment's own arithmetic; 32 bits where that is all there is.
         exact = np.float32 if port.dtype in (np.float32, np.float16) else np.float64
