@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -125,10 +126,28 @@ def test_nothing_is_left_running(make: Callable[..., Env], tmp_path: Path) -> No
         pids = [simulator_of(env).pid, int(mark.read_text())]
         assert all(psutil.pid_exists(pid) for pid in pids)
         env.close()  # type: ignore[no-untyped-call]
-        deadline = time.monotonic() + 5.0
-        while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not any(_runs(pid) for pid in pids)
+        _wait_for_the_end(pids)
+
+
+def test_it_goes_with_a_process_that_is_killed() -> None:
+    program = (
+        "import os, signal, env\n"
+        "loop = env.ConvectionLoop()\n"
+        "loop.reset(seed=0)\n"
+        "print(loop.simulator.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=ROOT / "examples/simulator", capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    _wait_for_the_end([int(done.stdout)])
+
+
+def _wait_for_the_end(pids: list[int]) -> None:
+    deadline = time.monotonic() + 5.0
+    while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(_runs(pid) for pid in pids)
 
 
 def _runs(pid: int) -> bool:
