@@ -10,6 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from paceline.spaces import space_from_json
+
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
@@ -141,3 +143,23 @@ class SlowImages(Fixed):
         time.sleep(self.cost_seconds)
         _, *rest = super().step(action)
         return np.full((3, 16, 16), self.steps, np.uint8), *rest
+
+
+class Shown(gymnasium.Env[Any, Any]):
+    """Shows anything at all: samples of a space. Spaces are given as JSON."""
+
+    def __init__(self, observation: dict[str, Any], action: dict[str, Any]) -> None:
+        self.observation_space, self.action_space = space_from_json(observation), space_from_json(action)
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self._steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self._steps += 1
+        return self.observation_space.sample(), 1.0, self._steps == 5, False, {}

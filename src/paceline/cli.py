@@ -89,6 +89,12 @@ def make_parser() -> Parser:
     plot.add_argument("--smooth", type=int, default=1, metavar="K", help="moving average over K rows")
     plot.add_argument("-o", "--output", required=True, metavar="FILE", help="a .png, .svg or .pdf file")
     plot.set_defaults(run=_plot)
+    export = verbs.add_parser("export", help="a trained agent as one file that needs nothing of paceline")
+    export.add_argument("target", metavar="RUN|CHECKPOINT")
+    export.add_argument("--format", choices=["onnx"], default="onnx", help="default: onnx")
+    export.add_argument("--checkpoint", metavar="best|last|STEP", help="default: best if there is one, else last")
+    export.add_argument("-o", "--output", metavar="FILE", help="default: policy.onnx in the run")
+    export.set_defaults(run=_export)
     from paceline.launch.jobs import add_jobs
     from paceline.launch.status import add_status
     from paceline.launch.submit import add_submit
@@ -310,6 +316,13 @@ def _plot(options: argparse.Namespace) -> int:
     from paceline.report.plots import plot_runs
 
     print(plot_runs([Path(run) for run in options.runs], Path(options.output), smooth=options.smooth))
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from paceline.export import export
+
+    print(export(options.target, options.output, which=options.checkpoint).text())
     return 0
 
 

@@ -125,12 +125,12 @@ class ActionCodec:
         self.nvec: tuple[int, ...] = ()
         self.dim = 0
         if isinstance(space, spaces.Discrete):
-            self.nvec, self._offset = (int(space.n),), np.asarray([space.start])
+            self.nvec, self.offset = (int(space.n),), np.asarray([space.start])
         elif isinstance(space, spaces.MultiDiscrete):
-            self.nvec, self._offset = tuple(int(n) for n in space.nvec.ravel()), np.ravel(space.start)
+            self.nvec, self.offset = tuple(int(n) for n in space.nvec.ravel()), np.ravel(space.start)
         elif isinstance(space, spaces.MultiBinary):
             size = int(np.prod(space.shape))
-            self.nvec, self._offset = (2,) * size, np.zeros(size, np.int64)
+            self.nvec, self.offset = (2,) * size, np.zeros(size, np.int64)
         elif isinstance(space, spaces.Box):
             self.dim = int(np.prod(space.shape))
             self.low, self.high = (np.ravel(b).astype(np.float64) for b in (space.low, space.high))
@@ -170,7 +170,7 @@ class ActionCodec:
         if self._plain_discrete:
             return action[:, 0]
         if not self.is_continuous:
-            shaped: Array = (action + self._offset).reshape(len(action), *(self.space.shape or ()))
+            shaped: Array = (action + self.offset).reshape(len(action), *(self.space.shape or ()))
             return shaped.astype(self.space.dtype, copy=False)
         bounded = np.tanh(action) if self.squash else action
         real: Array = np.clip(self.center + self.scale * bounded, self.low, self.high)
@@ -180,7 +180,7 @@ class ActionCodec:
         """One action of the space → `[*shape]`, the inverse of `decode` (before squashing)."""
         flat = np.ravel(np.asarray(sample))
         if not self.is_continuous:
-            index: Array = flat - self._offset
+            index: Array = flat - self.offset
             return index
         unit: Array = (flat - self.center) / self.scale
         if self.squash:

@@ -72,7 +72,7 @@ class MlpActorCritic(nn.Module):
         if self.shared:
             return out[:, :-1], out[:, -1]
         if not self.critic:
-            return out, out.new_zeros(len(out))
+            return out, out.new_zeros(out.shape[0])
         return out, self._run(self.value, x).squeeze(1)
 
     def _run(self, tower: nn.ModuleList, h: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class CnnActorCritic(nn.Module):
         for leaf in self.leaves:
             part = x if self.is_image else x[:, leaf.start : leaf.stop]
             if leaf.kind == "image":
-                image = part.reshape(len(x), *leaf.shape)
+                image = part.reshape(-1, *leaf.shape)
                 # In place what `float` has just made: at thousands of images, a pass over memory less.
                 image = image.float().div_(leaf.scale) if image.dtype == torch.uint8 else image / leaf.scale
                 with torch.autocast(x.device.type, torch.bfloat16, enabled=self.half_precision):

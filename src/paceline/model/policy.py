@@ -81,6 +81,10 @@ class Policy:
         x = self.prepare(observation)
         return self.head.mode(self.fast.policy(x) if self.fast is not None else self._infer(x)[0])
 
+    def outputs(self, observation: Array) -> tuple[Floats, Floats]:
+        """What `best` goes by, `[K, N]`, and values `[N]`: both without noise."""
+        return self._infer(self.prepare(observation))
+
     def value(self, observation: Array) -> Floats:
         x = self.prepare(observation)
         return self.fast.value(x) if self.fast is not None else self._infer(x)[1]
@@ -89,21 +93,26 @@ class Policy:
 
     def prepare(self, observation: Array) -> Array:
         """`[B, …]` as the network takes it: normalised if the run does that."""
-        if self.moments is None:
+        scaling = self.scaling()
+        if scaling is None:
             return observation
-        if self._scale is None:
-            scale = 1.0 / self.moments.deviation
-            mean = self.moments.mean.copy()
-            for leaf in self.observation.images:  # pixels among a vector keep their scale
-                scale[leaf.start : leaf.stop], mean[leaf.start : leaf.stop] = 1.0, 0.0
-            self._scale = mean.astype(np.float32), scale.astype(np.float32)
-        mean32, scale32 = self._scale
+        mean32, scale32 = scaling
         scaled: Array = (observation - mean32) * scale32
         for leaf in self.observation.leaves:
             if leaf.kind != "image":
                 part = scaled[:, leaf.start : leaf.stop]
                 np.clip(part, -CLIP, CLIP, out=part)
         return scaled
+
+    def scaling(self) -> tuple[Floats, Floats] | None:
+        """What is taken from an observation, and what the rest is multiplied by, if the run normalises."""
+        if self.moments is not None and self._scale is None:
+            scale = 1.0 / self.moments.deviation
+            mean = self.moments.mean.copy()
+            for leaf in self.observation.images:  # pixels among a vector keep their scale
+                scale[leaf.start : leaf.stop], mean[leaf.start : leaf.stop] = 1.0, 0.0
+            self._scale = mean.astype(np.float32), scale.astype(np.float32)
+        return self._scale
 
     def normalizer_changed(self) -> None:
         self._scale = None

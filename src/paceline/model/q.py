@@ -281,9 +281,13 @@ class QPolicy(Policy):
         best: Floats = self.online.noisy_values(self.prepare(observation)).max(axis=0)
         return best
 
-    def best(self, observation: Array) -> Array:
+    def outputs(self, observation: Array) -> tuple[Floats, Floats]:
         self.online.quiet()
-        return self.head.mode(self.online.values(self.prepare(observation)))
+        values = self.online.values(self.prepare(observation))
+        return values, values.max(axis=0)
+
+    def best(self, observation: Array) -> Array:
+        return self.head.mode(self.outputs(observation)[0])
 
     def state(self) -> dict[str, NDArray[Any]]:
         self.online.quiet()
