@@ -4,8 +4,8 @@
     python docs/make_benchmarks.py --check    exit 1 if it is
 
 A folder benchmarks/results/NAME is a section. In it: the `suite.json` of a `paceline bench suite`, or run directories
-(or one) of which `summary.json`, `provenance.json` and, if evaluated, `eval.jsonl` are kept; and `curves.svg` or
-`curves.png`, if there is a picture.
+(or one) of which `summary.json`, `provenance.json` and, if evaluated, `eval.jsonl` are kept; `note.md`, if there is
+something to know about them; and `curves.svg` or `curves.png`, if there is a picture.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ def _section(folder: Path) -> str:
         parts.append(_runs(runs))
     if not parts:
         return ""
+    if (note := folder / "note.md").is_file():
+        parts.append(note.read_text(encoding="utf-8"))
     for picture in sorted([*folder.glob("curves.svg"), *folder.glob("curves.png")]):
         parts.append(f"![Curves of {folder.name}](../benchmarks/results/{folder.name}/{picture.name})\n")
     return f"## {folder.name}\n\n" + "\n".join(parts)

@@ -311,16 +311,18 @@ class Recent:
         count = min(self._steps, len(self._values))
         if not count:
             return {}
-        values, size = self._values[:count], np.abs(self._errors[:count])
+        # The oldest first: a run that goes on begins another ring, and sums in another order are rounded otherwise.
+        order = np.arange(self._steps - count, self._steps) % len(self._values)
+        values, size = self._values[order], np.abs(self._errors[order])
         small = np.minimum(size, self._huber)
-        loss = small * (size - np.float32(0.5) * small) * self._weights[:count]
+        loss = small * (size - np.float32(0.5) * small) * self._weights[order]
         return {
             "q_mean": float(values.mean()),
             "q_min": float(values.min()),
             "q_max": float(values.max()),
             "td_error_mean": float(size.mean()),
             "total_loss": float(loss.mean()),
-            "gradient_norm": float(self._norms[:count].mean()),
+            "gradient_norm": float(self._norms[order].mean()),
         }
 
 
