@@ -266,15 +266,11 @@ class RllibEngine(Engine):
     def _cause(self) -> str:
         """What an env runner said last before it gave up, which RLlib keeps to itself. Of a Ray of our own: another's
         logs may be anywhere."""
-        said = [
-            (path.stat().st_mtime, found[-1])
-            for path in (self.cluster.logs.glob("worker-*.err") if self.cluster.logs is not None else ())
-            if (
-                found := re.findall(
-                    r"Worker exception caught during `apply\(\)`: (.*)", path.read_text(errors="replace")
-                )
-            )
-        ]
+        said = []
+        for path in self.cluster.logs.glob("worker-*.err") if self.cluster.logs is not None else ():
+            _, mark, tail = path.read_text(errors="replace").rpartition("Worker exception caught during `apply()`")
+            if mark and (error := re.search(r"^[A-Za-z_][\w.]*: \S.*$", tail, re.M)):  # the first of a chain
+                said.append((path.stat().st_mtime, error[0]))
         return f": {max(said)[1][:300]}" if said else ""
 
     def evaluate(self, episodes: int, *, stochastic: bool, number: int) -> list[Episode]:
