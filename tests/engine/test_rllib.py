@@ -141,8 +141,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
         assert not home.exists()
     finally:
-        for child in [*children, process]:
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
+        process.kill()
+        for child in children:
+            with contextlib.suppress(psutil.Error):
                 child.kill()
     return folder / "run"
 
