@@ -113,7 +113,6 @@ FIELDS = """
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of PPO one of whose env runners was killed, and that was ended by Ctrl-C."""
     folder = tmp_path_factory.mktemp("runs")
-    before = {path.name for path in Path("/tmp").glob("pl-*")}
     (folder / "small.yaml").write_text(yaml.safe_dump(SMALL | {"checkpoint": {"every_seconds": 0}}))
     words = ["--config", str(folder / "small.yaml"), "--preset", "none", "--engine", "rllib", "--workers", "2"]
     words += ["--set", "engine.rllib={use_kl_loss: false}", "--max-time", "90s", "--out", str(folder), "--name", "run"]
@@ -132,16 +131,19 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         wait_for(lambda row: row["workers_healthy"] == 2)
         children = psutil.Process(process.pid).children(recursive=True)
+        home = Path(next(m[0] for child in children if (m := re.search(r"/tmp/pl-\w+", " ".join(child.cmdline())))))
         next(child for child in children if "EnvRunner" in " ".join(child.cmdline())).kill()
         wait_for(lambda row: row["workers_restarted"] == 1 and row["workers_healthy"] == 2)
         children += psutil.Process(process.pid).children(recursive=True)
+        assert home.exists()
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         assert process.wait(timeout=40) == 99
         assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-        assert {path.name for path in Path("/tmp").glob("pl-*")} <= before
+        assert not home.exists()
     finally:
-        for child in [*children, process]:
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
+        process.kill()
+        for child in children:
+            with contextlib.suppress(psutil.Error):
                 child.kill()
     return folder / "run"
 
@@ -187,7 +189,9 @@ def test_a_run_of_ppo(stopped: Path) -> None:
     summary = run.read_summary()
     assert (summary["engine"], summary["workers"], summary["status"]) == ("rllib", 2, "stopped")
     own = [json.loads(line) for line in (stopped / "logs" / "rllib.jsonl").open()]
-    assert own[-1]["training_iteration"] == len(rows) and own[-1]["timesteps_total"] == rows[-1]["env_steps"]
+    assert (
+        own[-1]["training_iteration"] >= len(rows) == len(own) and own[-1]["timesteps_total"] == rows[-1]["env_steps"]
+    )
     assert own[-1]["episode_reward_mean"] == pytest.approx(own[-1]["env_runners"]["episode_return_mean"])
     assert (stopped / "checkpoints/last").resolve().name == f"step-{rows[-1]['env_steps']}"
     assert "1 env runner(s) lost and replaced" in (stopped.parent / "out.txt").read_text()

@@ -29,8 +29,9 @@ VECTOR = spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (14, 11, 3), np.uint8)
 PICTURE = spaces.Box(0, 255, (40, 44, 3), np.uint8)  # nature: features of 64 x 1 x 2
 RELU = {"hidden": [128, 128], "activation": "relu"}  # as wide as those: only the first layer is turned round
-BOX = spaces.Box(np.float32([-1, 0]), np.float32([3, 2]))
-THREE, PAIR = spaces.Discrete(3), spaces.MultiDiscrete([3, 2])
+BOX = spaces.Box(np.array([-1, 0], np.float32), np.array([3, 2], np.float32))
+THREE: Any = spaces.Discrete(3)
+PAIR = spaces.MultiDiscrete([3, 2])
 
 
 class Room(gymnasium.Env[Any, Any]):
@@ -143,13 +144,14 @@ def test_images_are_brought_to_the_last_axis_and_below_one() -> None:
 
 
 def test_actions_arrive_in_the_units_of_the_env() -> None:
-    half = spaces.Box(np.float32([-1, -np.inf]), np.float32([3, np.inf]))
-    for space, sent, taken in [
-        (spaces.Box(np.float32([[-1, 0]]), np.float32([[3, 2]])), [0.5, 9.0], [[2.0, 2.0]]),
+    half = spaces.Box(np.array([-1, -np.inf], np.float32), np.array([3, np.inf], np.float32))
+    cases: list[tuple[Any, Any, Any]] = [
+        (spaces.Box(np.array([[-1, 0]], np.float32), np.array([[3, 2]], np.float32)), [0.5, 9.0], [[2.0, 2.0]]),
         (half, [9.0, 9.0], [3.0, 9.0]),  # RLlib scales all or none: it is told of none
         (spaces.Discrete(3, start=5), 2, 7),
         (spaces.MultiBinary(2), [1, 0], [1, 0]),
-    ]:
+    ]
+    for space, sent, taken in cases:
         room = Room(VECTOR, space)
         env = as_rllib_takes_it(room)
         assert isinstance(env, Encoded)

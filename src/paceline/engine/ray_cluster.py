@@ -154,6 +154,11 @@ class Cluster:
         return sum(node.cpus for node in self.nodes)
 
     @property
+    def logs(self) -> Path | None:
+        """Of its processes, if the Ray is our own."""
+        return None if self._folder is None else self._folder / "r/session_latest/logs"
+
+    @property
     def own_address(self) -> str:
         return self.nodes[0].address
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -79,7 +80,6 @@ class RllibEngine(Engine):
         self._algorithm: Any = None
         self._seconds: dict[str, float] = {"learn": 0.0, "sync": 0.0}
         self._steps = 0
-        self._without_a_step = 0.0
         self._restarts = self._told_restarts = 0
         if cluster_address(engine):
             self.cluster = Cluster(engine, 0)
@@ -199,24 +199,27 @@ class RllibEngine(Engine):
     # -- what the loop asks ---------------------------------------------------------------------------------------
 
     def iterate(self, remaining: float, clock: Clock) -> Iteration:
-        before, began = dict(self._seconds), time.perf_counter()
-        try:
-            result = self._algorithm.train()
-        except self.cluster.ray.exceptions.RayError as error:
-            raise TrainingError(f"RLlib gave up: {' '.join(str(error).split())[-600:]}") from error
-        seconds = time.perf_counter() - began
-        runners, learner = result.get("env_runners", {}), result.get("learners", {}).get(MODULE, {})
+        before, began, limit = dict(self._seconds), time.perf_counter(), self.config.engine.start_timeout_seconds
+        while True:  # RLlib also returns when no env runner had anything for it: that is no iteration of ours
+            try:
+                result = self._algorithm.train()
+            except self.cluster.ray.exceptions.RayError as error:
+                raise TrainingError(f"RLlib gave up: {' '.join(str(error).split())[-600:]}") from error
+            seconds, runners = time.perf_counter() - began, result.get("env_runners", {})
+            steps = int(number(runners.get("num_env_steps_sampled_lifetime")) or self._steps)
+            if steps > self._steps:
+                break
+            if seconds > limit:
+                raise TrainingError(
+                    f"RLlib has had no step for {seconds:.0f} s (engine.start_timeout_seconds): its env runners are "
+                    "lost, or a sample takes longer than engine.rllib.sample_timeout_s, 60 s by default"
+                    f"{self._cause()}"
+                )
         self._account(clock, runners, seconds, {part: self._seconds[part] - before[part] for part in before})
-        steps = int(number(runners.get("num_env_steps_sampled_lifetime")) or self._steps)
         taken, self._steps = steps - self._steps, steps
-        self._without_a_step = 0.0 if taken else self._without_a_step + seconds
-        if self._without_a_step > self.config.engine.start_timeout_seconds:
-            raise TrainingError(
-                f"RLlib has had no step for {self._without_a_step:.0f} s (engine.start_timeout_seconds): its env "
-                "runners are lost, or a sample takes longer than engine.rllib.sample_timeout_s, 60 s by default"
-            )
         if self._results is not None:
             append(self._results, result)
+        learner = result.get("learners", {}).get(MODULE, {})
         return Iteration(taken, self._learned(learner) | self._health(result), *episodes_of(runners))
 
     def _account(self, clock: Clock, runners: Mapping[str, Any], seconds: float, spent: dict[str, float]) -> None:
@@ -258,7 +261,17 @@ class RllibEngine(Engine):
 
     def notes(self) -> list[str]:
         new, self._told_restarts = self._restarts - self._told_restarts, self._restarts
-        return [f"{new} env runner(s) lost and replaced by RLlib"] if new > 0 else []
+        return [f"{new} env runner(s) lost and replaced by RLlib{self._cause()}"] if new > 0 else []
+
+    def _cause(self) -> str:
+        """What an env runner said last before it gave up, which RLlib keeps to itself. Of a Ray of our own: another's
+        logs may be anywhere."""
+        said = []
+        for path in self.cluster.logs.glob("worker-*.err") if self.cluster.logs is not None else ():
+            _, mark, tail = path.read_text(errors="replace").rpartition("Worker exception caught during `apply()`")
+            if mark and (error := re.search(r"^[A-Za-z_][\w.]*: \S.*$", tail, re.M)):  # the first of a chain
+                said.append((path.stat().st_mtime, error[0]))
+        return f": {max(said)[1][:300]}" if said else ""
 
     def evaluate(self, episodes: int, *, stochastic: bool, number: int) -> list[Episode]:
         self._copy_policy()
