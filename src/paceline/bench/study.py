@@ -264,6 +264,18 @@ def load_run(path: Path) -> RunData:
     )
 
 
+def solved_at(env: str | None) -> float | None:
+    """The return at which Gymnasium calls an environment solved, where it says so."""
+    if not env or ":" in env:  # a user's own file or module is not run for the sake of a line
+        return None
+    import gymnasium
+
+    try:
+        return gymnasium.spec(env).reward_threshold
+    except gymnasium.error.Error:
+        return None
+
+
 def problems_of(runs: Iterable[RunData]) -> list[str]:
     """What is wrong with any of them, a line each; runs that did not end well included."""
     lines = []
