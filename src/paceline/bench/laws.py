@@ -73,10 +73,10 @@ def law_speed_up(law: str, growth: float | Floats, serial: float | Floats) -> Fl
 
 
 def fit(law: str, samples: Samples) -> Fit | None:
-    """None with one number of workers."""
-    counts, means, drawn = _drawn(samples)
-    if len(counts) < 2:
+    """None with fewer than two numbers of workers."""
+    if len(samples) < 2:
         return None
+    counts, means, drawn = _drawn(samples)
     serial = float(_serial(law, counts, means[None] / means[0])[0])
     measured = means / means[0]
     fitted = law_speed_up(law, counts, serial)
@@ -90,9 +90,9 @@ def fit(law: str, samples: Samples) -> Fit | None:
 
 def predict(law: str, samples: Samples, workers: int) -> Prediction | None:
     """What so many workers would bring, if each has a core and the law goes on to hold."""
-    counts, means, drawn = _drawn(samples)
-    if len(counts) < 2:
+    if len(samples) < 2:
         return None
+    counts, means, drawn = _drawn(samples)
     growth = workers / min(samples)
     serial = _serial(law, counts, means[None] / means[0])
     value = float(law_speed_up(law, growth, serial)[0])

@@ -142,9 +142,7 @@ def plan_scaling(
     if (hosts or rehearse) and not matrix.nodes:
         raise UserError(f"--{'hosts' if hosts else 'rehearse'} is for --nodes: how many of them each run takes")
     if matrix.nodes and LAUNCHED in os.environ:
-        raise UserError(
-            "--nodes: this is inside `paceline launch`, start the study outside of it"
-        )
+        raise UserError("--nodes: this is inside `paceline launch`, start the study outside of it")
     for item in sets:
         key = item.partition("=")[0].strip()
         if key in DECIDED:

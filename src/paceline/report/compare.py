@@ -195,8 +195,8 @@ def _scales(runs: Sequence[RunData], given: Sequence[str]) -> dict[str, tuple[fl
         asked[env] = (low, high)
     found: dict[str, tuple[float, float]] = {}
     for run in runs:
-        env = run.config.get("env")
-        kwargs = (env.get("kwargs") if isinstance(env, dict) else None) or {}
+        section = run.config.get("env")
+        kwargs: dict[str, Any] = (section.get("kwargs") if isinstance(section, dict) else None) or {}
         scale = asked.get(run.env) or known_range(run.env, kwargs)
         if scale is not None:
             found[run.task] = scale

@@ -48,6 +48,7 @@ def add_bench(verbs: Any, parser: type[argparse.ArgumentParser]) -> None:
     suite.add_argument("--dry-run", action="store_true", help="print the commands, start nothing")
     suite.set_defaults(run=_bench_suite)
     _add_scaling(kinds)
+    _add_throughput(kinds)
 
 
 def _add_scaling(kinds: Any) -> None:
@@ -67,6 +68,30 @@ def _add_scaling(kinds: Any) -> None:
     scaling.add_argument("--retry", action="store_true", help="also runs that failed before")
     scaling.add_argument("--dry-run", action="store_true", help="print the commands, start nothing")
     scaling.set_defaults(run=_bench_scaling)
+
+
+def _add_throughput(kinds: Any) -> None:
+    throughput = kinds.add_parser(
+        "throughput",
+        help="where the time of one run goes, against what this machine can do",
+        description="Trains for a short time (or takes RUN as it is), measures the ceilings of this machine, and puts "
+        "both beside each other.",
+    )
+    throughput.add_argument("target", nargs="?", metavar="RUN", help="a run there is; default: a new one")
+    for flag, meta, text in (
+        ("--config", "FILE", "settings to start from, as for train"),
+        ("--preset", "NAME", "as for train"),
+        ("--algo", "X", "as for train"),
+        ("--env", "X", "as for train"),
+        ("--engine", "X", "as for train"),
+        ("--workers", "N", "as for train"),
+        ("--max-time", "T", "length of the run (default: 10s)"),
+    ):
+        throughput.add_argument(flag, metavar=meta, help=text)
+    throughput.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in train")
+    throughput.add_argument("--profile", action="store_true", help="also a flame graph (py-spy) and a torch trace")
+    throughput.add_argument("--out", metavar="DIR", help="folder of the run and the tables (default: runs/throughput)")
+    throughput.set_defaults(run=_bench_throughput)
 
 
 def add_compare(verbs: Any) -> None:
@@ -144,6 +169,33 @@ def _bench_scaling(options: argparse.Namespace) -> int:
 
         draw_scaling(Path(options.out or f"runs/{title}").expanduser())
     return code
+
+
+def _bench_throughput(options: argparse.Namespace) -> int:
+    import shlex
+
+    from paceline.bench.cell import FLAGS
+    from paceline.bench.throughput import run_throughput
+    from paceline.config import UserError
+    from paceline.resolve import parse_sets, put, read_file, resolve_tree
+
+    given = parse_sets(options.set, read_file(options.config) if options.config else None)
+    words = ["--config", options.config] if options.config else []
+    words += ["--preset", options.preset] if options.preset else []
+    for key in ("algo", "env.id", "engine.name", "engine.workers", "stop.max_time"):
+        value = getattr(options, FLAGS[key][2:].replace("-", "_"))
+        if value is not None:
+            words += [FLAGS[key], value]
+            put(given, key, value)
+    words += [word for item in options.set for word in ("--set", item)]
+    if options.target and words:
+        raise UserError(f"RUN and {words[0]}: a run that is there has its settings; give one of them")
+    resolve_tree(given, preset=options.preset)  # bad input answers before anything is written
+    shown = [*([options.target] if options.target else words), *(["--profile"] if options.profile else [])]
+    command = shlex.join(["paceline", "bench", "throughput", *shown])
+    if options.max_time is None:
+        words += ["--max-time", "10s"]
+    return run_throughput(options.target, words, out=options.out, profile=options.profile, command=command)
 
 
 def _compare(options: argparse.Namespace) -> int:
