@@ -10,10 +10,10 @@ def amdahl(workers: int, serial: float) -> float:
     return 1 / (serial + (1 - serial) / workers)
 
 
-def test_speed_up_and_its_interval() -> None:
-    found = laws.speed_up({1: [100.0, 110.0], 2: [180.0, 200.0]})
-    assert found[1].value == 1.0 and found[2].value == pytest.approx(190 / 105)
-    assert found[2].low == pytest.approx(180 / 110) and found[2].high == pytest.approx(200 / 100)
+def test_ratios_and_their_intervals() -> None:
+    found = laws.ratio([180.0, 200.0], [100.0, 110.0])
+    assert found.value == pytest.approx(190 / 105)
+    assert found.low == pytest.approx(180 / 110) and found.high == pytest.approx(200 / 100)
     assert laws.ratio([3.0], [2.0]) == laws.Estimate(1.5, None, None, 1)
 
 

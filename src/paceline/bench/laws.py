@@ -52,12 +52,6 @@ class Check:
     """(foreseen - measured) / measured."""
 
 
-def speed_up(samples: Samples) -> dict[int, Estimate]:
-    """Over the fewest workers: ratio of mean throughputs."""
-    base = samples[min(samples)]
-    return {workers: ratio(values, base) for workers, values in samples.items()}
-
-
 def ratio(x: Sequence[float], y: Sequence[float]) -> Estimate:
     """mean(x) / mean(y); an interval if either has several runs."""
     value = float(np.mean(x) / np.mean(y))

@@ -147,7 +147,8 @@ def _point(cell: list[Entry], done: list[Entry], base: list[Entry]) -> dict[str,
     """One number of workers on one number of nodes."""
     first = cell[0]
     rates, base_rates = ([entry["steps_per_second"] for entry in each] for each in (done, base))
-    gain = laws.ratio(rates, base_rates) if done else None
+    # Over itself it is 1, for sure.
+    gain = Estimate(1.0, runs=len(done)) if done and done is base else laws.ratio(rates, base_rates) if done else None
     growth = first["workers"] / base[0]["workers"] if base else math.nan
     reached = [entry["seconds_to_return"] for entry in done if entry["seconds_to_return"] is not None]
     return {
