@@ -79,6 +79,10 @@ class _Run:
         return f"no core is free (of {self.cores})"
 
     @property
+    def by_network(self) -> str:
+        return " over the network" if self.nodes > 1 else ""
+
+    @property
     def more_workers(self) -> str:
         """Whether more of them would have a core to run on."""
         if self.full:
@@ -165,7 +169,8 @@ def _replicas(run: _Run, main: Lane, shares: dict[str, float]) -> Verdict:
         helps = f"{run.fewer_steps} or a smaller network helps; {rows}; a faster environment will not help"
         return _bound("learner", share, f"{time} is gradient steps; {helps}{rest}")
     if part == "sync":
-        much = f"{time} is the exchange between {_count(run.workers, 'worker')} on {_count(run.nodes, 'node')}"
+        between = f"{_count(run.workers, 'worker')} on {_count(run.nodes, 'node')}"
+        much = f"{time} is the exchange{run.by_network} between {between}"
         fewer = "fewer nodes, or a faster link" if run.nodes > 1 else "fewer workers"
         return _bound(
             "sync",
@@ -231,7 +236,7 @@ def _learner(run: _Run, learner: Lane, actors: Lane) -> Verdict:
     if part == "sync":
         link = "a faster link or " if run.nodes > 1 else ""
         helps = f"{run.longer_rollouts} (fewer messages), {link}a smaller network helps; more actors will not help"
-        return _bound("sync", share, f"{time} is the exchange with its actors; {helps}{rest}")
+        return _bound("sync", share, f"{time} is the exchange{run.by_network} with its actors; {helps}{rest}")
     other = "a faster GPU" if run.gpu else "data-parallel ppo"
     where = " on the GPU" if run.gpu else ""
     helps = f"more actors will not help, {run.fewer_steps}, a smaller network or {other} will"
@@ -270,7 +275,7 @@ def _actors(run: _Run, learner: Lane, actors: Lane, waits: float) -> Verdict:
     if part == "sync":
         link = "fewer nodes, a faster link or " if run.nodes > 1 else ""
         helps = f"{run.longer_rollouts} (fewer messages), {link}a smaller network helps; a faster learner will not help"
-        return _bound("sync", share, f"{time} is the exchange with it; {helps}{rest}")
+        return _bound("sync", share, f"{time} is the exchange{run.by_network} with it; {helps}{rest}")
     helps = f"the hand-over is slow: {run.longer_rollouts} (fewer messages) helps; more actors will not help"
     return _bound("idle", share, f"{time} is waiting too; {helps}{rest}")
 
