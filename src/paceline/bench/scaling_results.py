@@ -20,6 +20,7 @@ from paceline.bench.results import machine
 from paceline.bench.study import RunData, load_run, solved_at
 from paceline.run.console import duration
 from paceline.run.directory import RunDirectory, replacing
+from paceline.verdict import verdict
 
 if TYPE_CHECKING:
     from paceline.bench.scaling import Point
@@ -71,13 +72,33 @@ def _figures(run: RunData, threshold: float | None) -> Entry:
         "threshold": threshold,
         "seconds_to_return": None if threshold is None else _seconds_to(run, threshold),
         "time_split": run.time_split,
-        "actor_time_split": run.summary.get("actor_time_split"),
-        "cpu_percent": run.summary.get("cpu_percent"),
-        "verdict": run.verdict,
+        "verdict": _verdict_on(run),
         "resumed": run.resumed,
         "problems": run.problems,
         "machine": machine(RunDirectory(run.path)),
     }
+
+
+def _verdict_on(run: RunData) -> str:
+    """On its training alone: the start, which would bound any short run, is no part of a speed-up."""
+    summary, training = run.summary, run.train_seconds
+    hosts = summary.get("hosts") or []
+    cores = sum(host.get("cores") or 0 for host in hosts) or int(run.provenance.get("cores") or 1)
+    used, late = summary.get("cpu_percent"), summary.get("straggling_seconds")
+    engine = run.config.get("engine") or {}
+    found = verdict(
+        {**run.time_split, "start": 0.0},
+        summary.get("actor_time_split"),
+        algo=run.algo,
+        workers=run.workers,
+        nodes=run.nodes,
+        cpu_share=None if used is None else used / 100 / cores,
+        cores=cores,
+        straggling=None if late is None or not training else late / training,
+        device=run.device,
+        overlap=bool(engine.get("overlap")),
+    )
+    return found.text
 
 
 def line(entry: Entry) -> str:
