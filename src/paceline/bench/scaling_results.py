@@ -144,13 +144,15 @@ def _series(kind: Sequence[Any], entries: list[Entry]) -> dict[str, Any]:
     base = next((cell for cell in measured if cell), [])
     law = LAW[named["scaling"]]
     samples = _samples(measured)
+    check = laws.check(law, samples)
+    off = check.error if check is not None else 0.0
     return {
         **named,
         "law": law,
         "points": [_point(cell, done, base) for cell, done in zip(cells, measured, strict=True)],
         "fits": [_tree(found) for name in ("amdahl", "gustafson") if (found := laws.fit(name, samples))],
-        "check": _tree(laws.check(law, samples)) if samples else None,
-        "prediction": _tree(laws.predict(law, samples, 2 * max(samples))) if samples else None,
+        "check": _tree(check),
+        "prediction": _tree(laws.predict(law, samples, 2 * max(samples), off)) if samples else None,
         "cores": max((entry["machine"]["cores"] or 0 for cell in measured for entry in cell), default=0),
     }
 
