@@ -36,7 +36,7 @@ class Prediction:
     workers: int
     fitted_on: list[int]
     speed_up: Estimate
-    """The interval is for one new run: that of the fit, the scatter of the runs, and the error of an earlier forecast."""
+    """The interval is for one new run: of the fit, the scatter of the runs, and how wrong a forecast was before."""
     steps_per_second: float
 
 

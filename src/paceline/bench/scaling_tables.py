@@ -149,7 +149,8 @@ def _check(check: Tree) -> str:
     }
     return (
         f"held out: from {on} workers, {foreseen} is foreseen for {prediction['workers']}; measured "
-        f"{shown(check['measured'], 2, '×')}, {word[check['inside']]} ({100 * check['error']:+.0f} %; the forecast is widened by it)."
+        f"{shown(check['measured'], 2, '×')}, {word[check['inside']]} ({100 * check['error']:+.0f} %, by which the "
+        "forecast is widened)."
     )
 
 
