@@ -61,6 +61,7 @@ class _Run:
     cores: int
     gpu: bool
     overlap: bool
+    share: bool
 
     @property
     def full(self) -> bool:
@@ -110,6 +111,7 @@ def verdict(
     straggling: float | None,
     device: str = "cpu",
     overlap: bool = False,
+    share: bool = True,
 ) -> Verdict:
     """`main`: the mean lane of the processes that collect and learn, or with `actors` the lane of the learner.
     `actors`: the mean lane of those who collect for it; None where there are none.
@@ -117,10 +119,11 @@ def verdict(
     `straggling`: the share of the training time that the average worker, done with collecting, waits for slower ones;
     it is a part of `idle`.
     `device`: where the network learns, `cpu` or the name of a GPU; `overlap`: the next rollout is collected meanwhile.
+    `share`: more workers learn too; RLlib's only collect.
     """
     known_cpu = None if cpu_share is None or not math.isfinite(cpu_share) else min(1.0, max(0.0, cpu_share))
     gpu = device != "cpu" or overlap
-    run = _Run(algo, max(1, workers), max(1, nodes), known_cpu, max(1, cores), gpu, overlap)
+    run = _Run(algo, max(1, workers), max(1, nodes), known_cpu, max(1, cores), gpu, overlap, share)
     main = _tidy(main)
     if not any(main.values()):
         return _UNKNOWN
@@ -166,6 +169,7 @@ def _replicas(run: _Run, main: Lane, shares: dict[str, float]) -> Verdict:
         return _bound("act", share, f"{time} is choosing actions; {helps}; {run.more_workers}{rest}")
     if part == "learn":
         rows = run.more_workers if run.full else "more workers share the rows"
+        rows = rows if run.share else "more workers will not help, as they only collect; --engine ray will"
         helps = f"{run.fewer_steps} or a smaller network helps; {rows}; a faster environment will not help"
         return _bound("learner", share, f"{time} is gradient steps; {helps}{rest}")
     if part == "sync":

@@ -97,6 +97,7 @@ def _verdict_on(run: RunData) -> str:
         straggling=None if late is None or not training else late / training,
         device=run.device,
         overlap=bool(engine.get("overlap")),
+        share=run.engine != "rllib",
     )
     return found.text
 
