@@ -117,7 +117,10 @@ def _verdicts(series: Sequence[Tree]) -> str:
     for one in series:
         for point in one["points"]:
             if point["verdict"]:
-                workers = f"{size(point)} {'worker' if point['workers'] == 1 else 'workers'}"
+                workers = f"{point['workers']} {'worker' if point['workers'] == 1 else 'workers'}"
+                workers += (
+                    f" on {point['nodes']} {'node' if point['nodes'] == 1 else 'nodes'}" if point["nodes"] else ""
+                )
                 lines.append(f"- {title(one, series)}, {workers}: {point['verdict']}")
     return "\n".join(lines)
 
