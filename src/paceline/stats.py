@@ -70,6 +70,34 @@ def improvement_interval(
     return _interval(np.mean(wins, axis=0), confidence)
 
 
+def performance_profile(strata: Sequence[npt.ArrayLike], thresholds: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Of all runs of all games, the share that scores above each threshold."""
+    values = np.concatenate([_sample(stratum) for stratum in strata])
+    return np.asarray((values[:, None] > np.asarray(thresholds, np.float64)).mean(axis=0), np.float64)
+
+
+def profile_interval(
+    strata: Sequence[npt.ArrayLike],
+    thresholds: npt.ArrayLike,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Stratified bootstrap interval of `performance_profile`, at each threshold by itself."""
+    drawn = np.concatenate(_draws(strata, np.random.default_rng(seed), resamples), axis=1)
+    shares = [(drawn > threshold).mean(axis=1) for threshold in np.asarray(thresholds, np.float64)]
+    ends = [_interval(share, confidence) for share in shares]
+    return np.array([low for low, _ in ends]), np.array([high for _, high in ends])
+
+
+def ratio_interval(
+    x: npt.ArrayLike, y: npt.ArrayLike, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of mean(x) / mean(y), of two samples that are resampled by themselves."""
+    above, below = _draws([x, y], np.random.default_rng(seed), resamples)
+    return _interval(above.mean(axis=1) / below.mean(axis=1), confidence)
+
+
 def summarize(returns: npt.ArrayLike, lengths: npt.ArrayLike) -> dict[str, float | int]:
     """Episodes as one flat record. `return_ci_*` is the 95 % interval of the mean; deviations are those of the sample
     itself (divided by N, so one episode has 0)."""

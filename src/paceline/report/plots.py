@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
+from paceline.bench.study import solved_at
 from paceline.config import UserError
 
 if TYPE_CHECKING:
@@ -189,18 +190,6 @@ def _column(rows: list[dict[str, Any]], key: str) -> Curve:
     return np.array([v if isinstance(v, int | float) else math.nan for v in values], dtype=np.float64)
 
 
-def _solved_at(env: str | None) -> float | None:
-    """The return at which Gymnasium calls an environment solved, where it says so."""
-    if not env or ":" in env:  # a user's own file or module is not run for the sake of a line
-        return None
-    import gymnasium
-
-    try:
-        return gymnasium.spec(env).reward_threshold
-    except gymnasium.error.Error:
-        return None
-
-
 def _draw(curves: list[RunCurves], smooth: int) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -261,7 +250,7 @@ def _draw_returns(axis: Axes, curves: list[RunCurves], smooth: int) -> None:
         axis.plot(steps, mean, color=colour, zorder=4, **look)
         axis.fill_between(steps, low, high, color=colour, alpha=0.18 if alone else 0.12, linewidth=0, zorder=1)
     envs = {run.env for run in curves}
-    threshold = _solved_at(next(iter(envs))) if len(envs) == 1 else None
+    threshold = solved_at(next(iter(envs))) if len(envs) == 1 else None
     if threshold is not None:
         axis.axhline(threshold, color="#4D4D4D", linestyle="--", linewidth=1, zorder=2, label=f"solved, {threshold:g}")
     if axis.get_legend_handles_labels()[0]:

@@ -248,6 +248,9 @@ class RunDirectory:
         """Empty as long as there is none: the run has not ended."""
         return self._read_json(self.summary_path)
 
+    def read_provenance(self) -> dict[str, Any]:
+        return self._read_json(self.provenance_path)
+
     def read_config(self) -> dict[str, Any]:
         try:
             config = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))

@@ -1,0 +1,137 @@
+"""Runs of one kind, together: what they share, what tells them from the others, and the settings they differ in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.bench.study import FINISHED, KEYS, RunData
+from paceline.config import SECTIONS, UserError
+
+# Settings in which two runs of one kind may differ.
+_INCIDENTAL = ("seed", "name", "out", "checkpoint", "eval", "preset")
+_INCIDENTAL_ENGINE = ("name", "workers", "address", "dashboard", "start_timeout_seconds", "max_restarts")
+
+
+@dataclass(frozen=True)
+class Group:
+    label: str
+    """What tells it from the other groups: `ppo, ray, 2 workers`."""
+    key: dict[str, Any]
+    """The values its runs share, by grouping key."""
+    runs: list[RunData]
+
+    @property
+    def used(self) -> list[RunData]:
+        """Those that figures are taken from."""
+        return [run for run in self.runs if run.state == FINISHED and run.usable]
+
+    def count(self, state: str) -> int:
+        return sum(run.state == state for run in self.runs)
+
+
+def group(runs: Sequence[RunData], by: Sequence[str] | None = None) -> list[Group]:
+    """Runs that share the values of `by`, in the order they came. None: those that differ in nothing but seed, name,
+    evaluations and checkpoints; planned runs that left nothing join the only others of their kind, where there are."""
+    for key in by or ():
+        if runs and all(run.value(key) is None for run in runs):
+            raise UserError(
+                f"--by {key}: no run has it; it is one of {', '.join(KEYS)}, seed, folder, run, or a setting "
+                "such as ppo.learning_rate"
+            )
+    members: dict[str, list[RunData]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for run in sorted(runs, key=lambda run: not _known(run)):  # a stable sort: those without settings come last
+        one = {key: run.value(key) for key in by} if by else _settings(run)
+        text = json.dumps(one, sort_keys=True, default=str)
+        if not by and not _known(run):
+            alike = [other for other, each in settings.items() if _alike(run, each)]
+            text = alike[0] if len(alike) == 1 else text
+        members.setdefault(text, []).append(run)
+        settings.setdefault(text, one)
+    labels = _labels(list(settings.values()), by)
+    return [
+        Group(label, dict(settings[text]) if by else {key: settings[text][key] for key in KEYS}, held)
+        for label, (text, held) in zip(labels, members.items(), strict=True)
+    ]
+
+
+def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:
+    """The settings in which runs differ, with the value of each run in their order; names and places left out."""
+    flat = [{"seed": run.seed, **_settings(run)} for run in runs]
+    values = {key: [one.get(key) for one in flat] for key in dict.fromkeys(key for one in flat for key in one)}
+    return {key: each for key, each in values.items() if _differ(each)}
+
+
+def _known(run: RunData) -> bool:
+    """Its settings could be read."""
+    return "model" in run.config
+
+
+def _alike(run: RunData, settings: Mapping[str, Any]) -> bool:
+    engine = run.config.get("engine")
+    known = {"env": run.env, "algo": run.algo}
+    known |= {"engine": engine.get("name"), "workers": engine.get("workers")} if isinstance(engine, dict) else {}
+    return all(value in (None, "auto", settings.get(key)) for key, value in known.items())
+
+
+def _settings(run: RunData) -> dict[str, Any]:
+    """Flat, without what runs of one kind may differ in; what was decided at its start comes first."""
+    # Another algorithm's settings decide nothing.
+    left_out = {*_INCIDENTAL, *(name for name in SECTIONS if name != run.algo)}
+    tree = {key: value for key, value in run.config.items() if key not in left_out}
+    engine = tree.get("engine")
+    if isinstance(engine, dict):
+        tree["engine"] = {key: value for key, value in engine.items() if key not in _INCIDENTAL_ENGINE}
+    flat = {key: value for key, value in _leaves(tree) if key not in ("algo", "env.id")}
+    return {**{key: run.value(key) for key in KEYS}, **flat}
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and key not in ("kwargs", "rllib"):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _labels(settings: list[dict[str, Any]], by: Sequence[str] | None) -> list[str]:
+    """By the keys in which groups differ: the few that say most, and settings only as far as they are needed."""
+    keys = list(dict.fromkeys(key for one in settings for key in one))
+    differing = [key for key in keys if _differ([one.get(key) for one in settings])]
+    chosen = [key for key in differing if key in KEYS or by]
+    labels = [_label(one, chosen) for one in settings]
+    for key in (key for key in differing if key not in chosen):
+        if len(set(labels)) == len(labels):
+            break
+        if _splits(labels, [one.get(key) for one in settings]):
+            chosen.append(key)
+            labels = [_label(one, chosen) for one in settings]
+    if not chosen:  # one group alone
+        labels = [_label(one, [key for key in ("algo", "engine", "workers") if key in one] or keys) for one in settings]
+    return labels
+
+
+def _label(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
+    return ", ".join(_word(key, settings.get(key)) for key in keys)
+
+
+def _word(key: str, value: Any) -> str:
+    if key in ("env", "algo", "engine", "folder", "run", "task", "device"):
+        return str(value)
+    if key in ("workers", "nodes"):
+        return f"{value} {key[:-1] if value == 1 else key}"
+    return f"{key}={json.dumps(value, default=str)}".replace('"', "")
+
+
+def _splits(labels: list[str], values: list[Any]) -> bool:
+    """Whether the values tell apart groups that have the same label."""
+    return any(
+        _differ([value for other, value in zip(labels, values, strict=True) if other == label]) for label in set(labels)
+    )
+
+
+def _differ(values: Sequence[Any]) -> bool:
+    return len({json.dumps(value, sort_keys=True, default=str) for value in values}) > 1
