@@ -25,6 +25,18 @@ Stamp = tuple[int, int, int]
 
 PARTS = (*TRAINING, *ASIDE)
 CURVE = ("env_steps", "wall_seconds", "return_mean", "iteration_steps_per_second")
+DETAILS = (
+    "verdict",
+    "hosts",
+    "worker_time_split",
+    "workers_healthy",
+    "workers_lost",
+    "peak_memory_bytes",
+    "cpu_percent",
+    "resumed",
+    "device",
+    "nodes",
+)
 POINTS = 800
 """Of a curve; when there are more, every other one goes."""
 SCAN_SECONDS = 3.0
@@ -166,11 +178,9 @@ class LiveRun:
 
     def details(self) -> Row:
         """What is shown of the run that is looked at closely."""
-        names = ("verdict", "hosts", "worker_time_split", "actor_time_split", "workers_healthy", "workers_lost")
-        names += ("workers_restarted", "bytes_moved", "peak_memory_bytes", "cpu_percent", "resumed", "device", "nodes")
-        live = {name: self.last[name] for name in names if self.last.get(name) is not None}
+        live = {name: self.last[name] for name in DETAILS if self.last.get(name) is not None}
         return {
-            **{name: self.summary[name] for name in names if self.summary.get(name) is not None},
+            **{name: self.summary[name] for name in DETAILS if self.summary.get(name) is not None},
             **live,
             "memory_bytes": self.last.get("memory_bytes"),
             "host": self.status.get("host"),
