@@ -81,7 +81,9 @@ def make_parser() -> Parser:
     envs.add_argument("id", nargs="?", help="the environment to check")
     envs.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in train: env.kwargs={a: 1}")
     envs.set_defaults(run=_envs)
-    _add_bench(verbs)
+    from paceline.report.verbs import add_bench, add_compare
+
+    add_bench(verbs, Parser)
     plot = verbs.add_parser("plot", help="draw return, losses, entropy and throughput of runs")
     plot.add_argument("runs", nargs="+", metavar="RUN")
     plot.add_argument("--smooth", type=int, default=1, metavar="K", help="moving average over K rows")
@@ -91,6 +93,7 @@ def make_parser() -> Parser:
 
     add_report(verbs)
     add_dashboard(verbs)
+    add_compare(verbs)
     from paceline.launch.jobs import add_jobs
     from paceline.launch.status import add_status
     from paceline.launch.submit import add_submit
@@ -149,30 +152,6 @@ def _add_evaluate(verbs: Any) -> None:
     evaluate.add_argument("--render", action="store_true", help="show it in a window")
     evaluate.add_argument("--random", action="store_true", help="uniformly random actions: the baseline")
     evaluate.set_defaults(run=_evaluate)
-
-
-def _add_bench(verbs: Any) -> None:
-    bench = verbs.add_parser("bench", help="many runs of one kind, made and read together")
-    kinds = bench.add_subparsers(title="kinds", metavar="KIND", required=True, parser_class=Parser)
-    suite = kinds.add_parser(
-        "suite",
-        help="games x algorithms x seeds, with normalised scores",
-        description="Train and evaluate games x algorithms x seeds, one run after the other, each as `paceline train` "
-        "would; write suite.json and suite.md. The same command again makes what is missing.",
-    )
-    suite.add_argument(
-        "--suite", required=True, metavar="NAME|FILE", help="procgen-easy, classic, atari-small, or a YAML file"
-    )
-    suite.add_argument("--algos", default="ppo", metavar="A,B", help="default: ppo")
-    suite.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each: seeds 0 to N-1 (default: 3)")
-    suite.add_argument("--games", metavar="A,B", help="default: all of the suite")
-    suite.add_argument("--total-steps", metavar="X", help="budget of a run (100000, 100k, 1M) instead of the suite's")
-    suite.add_argument("--episodes", type=int, metavar="N", help="of each evaluation, instead of the suite's")
-    suite.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in train, for every run")
-    suite.add_argument("--out", metavar="DIR", help="folder of the runs and the table (default: runs/NAME)")
-    suite.add_argument("--retry", action="store_true", help="also runs that failed before")
-    suite.add_argument("--dry-run", action="store_true", help="print the commands, start nothing")
-    suite.set_defaults(run=_bench_suite)
 
 
 def _train(options: argparse.Namespace) -> int:
@@ -271,27 +250,6 @@ def _plot(options: argparse.Namespace) -> int:
 
     print(plot_runs([Path(run) for run in options.runs], Path(options.output), smooth=options.smooth))
     return 0
-
-
-def _bench_suite(options: argparse.Namespace) -> int:
-    from paceline.bench.suite import run_suite
-    from paceline.config import UserError, parse_count
-
-    steps = None if options.total_steps is None else parse_count(options.total_steps)
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
-        raise UserError(f"--total-steps {options.total_steps}: a number of steps such as 100000, 100k or 1M")
-    return run_suite(
-        options.suite,
-        algos=options.algos.split(","),
-        seeds=options.seeds,
-        games=None if options.games is None else options.games.split(","),
-        total_steps=steps,
-        episodes=options.episodes,
-        sets=options.set,
-        out=options.out,
-        retry=options.retry,
-        dry_run=options.dry_run,
-    )
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -187,7 +187,7 @@ def test_a_damaged_config_costs_only_the_title(tmp_path: Path) -> None:
 
 
 def test_numbers_on_the_axis_are_short() -> None:
-    assert [plots._short(x) for x in (0, 500, 1000, 250_000, 1_500_000, 2e9)] == [
+    assert [plots.short(x) for x in (0, 500, 1000, 250_000, 1_500_000, 2e9)] == [
         "0",
         "500",
         "1k",

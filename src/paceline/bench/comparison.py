@@ -148,8 +148,8 @@ def compare(
 ) -> Comparison:
     """`at`: steps or time, the axis on which the runs are brought to the same place. `metric`: return (mean of the last
     100 training episodes), eval (evaluations during training), or any column of `metrics.jsonl`; higher is better.
-    `threshold`: None is the environment's own. `ranges`: by environment, the values that count as 0 and 1; only with
-    them may the runs be of several tasks. A UserError where there would be no common unit."""
+    `threshold`: None is the environment's own. `ranges`: by task, the values that count as 0 and 1; only with them may
+    the runs be of several tasks. A UserError where there would be no common unit."""
     if at not in AXES:
         raise UserError(f"--at {at}: steps or time")
     used = [run for group in groups for run in group.used]
@@ -163,13 +163,14 @@ def compare(
             f"the runs are of different tasks ({'; '.join(tasks)}), whose returns have no common unit: give runs of "
             "one, or --mixed for a table of each and normalised scores"
         )
-    unknown = sorted({envs[task] for task in tasks if mixed and ranges is not None and envs[task] not in ranges})
+    unknown = sorted({envs[task] for task in tasks if mixed and ranges is not None and task not in ranges})
     if unknown:
         raise UserError(
             f"no score range is known for {', '.join(unknown)}: give the values that count as 0 and 1, as in "
             f"--range {unknown[0]}=0,500"
         )
-    series = {run.path: _series(run, metric, at) for run in used}
+    scales = {task: (ranges or {})[task] if mixed else (0.0, 1.0) for task in tasks}
+    series = {run.path: _series(run, metric, at, scales[run.task]) for run in used}
     silent = [run.name for run in used if not series[run.path][0].size]
     if silent:
         raise UserError(f"--metric {metric}: {', '.join(silent[:5])} has no such values; leave it out or take another")
@@ -177,8 +178,7 @@ def compare(
     limit = (
         threshold if threshold is not None or mixed or metric not in (RETURN, EVALUATION) else solved_at(used[0].env)
     )
-    scales = {task: (ranges or {})[envs[task]] if mixed else (0.0, 1.0) for task in tasks}
-    parts = [_measure(group, series, horizon, scales) for group in groups if group.used]
+    parts = [_measure(group, series, horizon) for group in groups if group.used]
     scores = np.concatenate([values for part in parts for values in part.values()])
     thresholds = np.linspace(min(0.0, float(scores.min())), float(scores.max()), POINTS)
     results = [
@@ -203,8 +203,8 @@ _Strata = dict[str, Floats]
 _Series = tuple[Floats, Floats]
 
 
-def _series(run: RunData, metric: str, at: str) -> _Series:
-    """Where there are values: x on the axis, and the value."""
+def _series(run: RunData, metric: str, at: str, scale: tuple[float, float]) -> _Series:
+    """Where there are values: x on the axis, and the value, normalised."""
     steps, seconds = run.curve.steps, run.curve.seconds
     if metric == EVALUATION:
         rows = [row for row in run.evaluations if row.get("kind") is None and row.get("return_mean") is not None]
@@ -214,16 +214,14 @@ def _series(run: RunData, metric: str, at: str) -> _Series:
     else:
         x, y = steps if at == "steps" else seconds, run.column("return_mean" if metric == RETURN else metric)
     known = np.isfinite(y)
-    return x[known], y[known]
+    return x[known], (y[known] - scale[0]) / (scale[1] - scale[0])
 
 
-def _measure(group: Group, series: Mapping[Any, _Series], horizon: Mapping[str, float], scales: Any) -> _Strata:
-    """Scores at the horizon by task, normalised."""
+def _measure(group: Group, series: Mapping[Any, _Series], horizon: Mapping[str, float]) -> _Strata:
+    """Scores at the horizon by task."""
     found: dict[str, list[float]] = {}
     for run in group.used:
-        low, high = scales[run.task]
-        value = float(np.interp(horizon[run.task], *series[run.path]))
-        found.setdefault(run.task, []).append((value - low) / (high - low))
+        found.setdefault(run.task, []).append(float(np.interp(horizon[run.task], *series[run.path])))
     return {task: np.array(values) for task, values in found.items()}
 
 

@@ -77,7 +77,7 @@ def _number(value: Any) -> float:
 def state(status: Tree, metrics: Mapping[str, Floats]) -> tuple[str, str]:
     said, reason = status.get("state"), one_line(status.get("reason"))
     if said == "done":
-        return FINISHED, ""
+        return FINISHED, reason
     if said == "failed":
         return FAILED, reason or "no reason was written"
     if said == "running" and _alive(status, metrics):

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.bench.study import FINISHED, KEYS, RunData
+from paceline.bench.files import FINISHED
+from paceline.bench.study import KEYS, RunData
 from paceline.config import SECTIONS, UserError
 
 # Settings in which two runs of one kind may differ.
@@ -72,7 +73,7 @@ def _known(run: RunData) -> bool:
 
 def _alike(run: RunData, settings: Mapping[str, Any]) -> bool:
     engine = run.config.get("engine")
-    known = {"env": run.env, "algo": run.algo}
+    known: dict[str, Any] = {"env": run.env, "algo": run.algo}
     known |= {"engine": engine.get("name"), "workers": engine.get("workers")} if isinstance(engine, dict) else {}
     return all(value in (None, "auto", settings.get(key)) for key, value in known.items())
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BeforeValidator, ValidationError, model_validator
+from pydantic import BeforeValidator, model_validator
 
-from paceline.config import ALGORITHM_NAMES, Positive, RunConfig, Section, UserError
-from paceline.plugins import absolute
-from paceline.resolve import Loader, merge, parse_sets, put, resolve_tree, tidy, to_tree, validate, without_auto
+from paceline.bench.cell import PlannedRun, at, choice, parse_yaml, read_yaml, sets_for
+from paceline.config import ALGORITHM_NAMES, Positive, Section, UserError
+from paceline.resolve import merge
 
 Range = tuple[float, float]
 EVERYTHING = "all"  # what an environment without level sets is evaluated on
 LEVEL_SETS = ("train", "test")
-MOVABLE = ("stop", "eval", "checkpoint", "engine", "out", "name")  # may differ between two calls for the same run
 # What the matrix decides, by the flag that does.
 DECIDED = {
     "algo": "--algos",
@@ -91,36 +87,22 @@ class Suite(Section):
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(PlannedRun):
     """One run of the matrix."""
 
     game: str
-    env: str
-    algo: str
-    seed: int
     range: Range | None
     episodes: int
     stochastic: bool
-    preset: str | None
-    sets: tuple[str, ...]
     total_steps: int | None
-    out: Path = field(compare=False)
 
     @property
     def name(self) -> str:
         return f"{self.game}-{self.algo}-s{self.seed}"
 
     @property
-    def path(self) -> Path:
-        return self.out / self.name
-
-    @property
-    def train_words(self) -> list[str]:
-        words = ["train", "--algo", self.algo, "--env", self.env, "--seed", str(self.seed)]
-        words += ["--preset", self.preset] if self.preset else []
-        words += ["--total-steps", str(self.total_steps)] if self.total_steps else []
-        words += [word for item in self.sets for word in ("--set", item)]
-        return [*words, "--out", str(self.out), "--name", self.name, "--resume", "auto"]
+    def budget(self) -> dict[str, Any]:
+        return {"stop.total_steps": self.total_steps} if self.total_steps else {}
 
     @property
     def evaluate_words(self) -> list[str]:
@@ -128,21 +110,6 @@ class Cell:
         # two runs of an algorithm share their luck with the episodes.
         words = ["evaluate", str(self.path), "--checkpoint", "last", "--episodes", str(self.episodes)]
         return [*words, "--seed", str(self.seed), *(["--stochastic"] if self.stochastic else [])]
-
-    @cached_property
-    def given(self) -> dict[str, Any]:
-        """The settings that the words of `train` name."""
-        tree = parse_sets(self.sets)
-        for key, value in {"algo": self.algo, "env.id": self.env, "seed": self.seed}.items():
-            put(tree, key, value)
-        if self.total_steps:
-            put(tree, "stop.total_steps", self.total_steps)
-        return tree
-
-    @cached_property
-    def config(self) -> RunConfig:
-        """What the run will have; a UserError if it cannot be."""
-        return resolve_tree(self.given, preset=self.preset)[0]
 
     @cached_property
     def levels(self) -> tuple[str, ...]:
@@ -153,18 +120,6 @@ class Cell:
             return (EVERYTHING,)
         return LEVEL_SETS if all_levels(self.config.env) is not None else LEVEL_SETS[:1]
 
-    def difference(self, saved: Mapping[str, Any]) -> str | None:
-        """What was asked for that the run with these settings does not have: `key=value, not …`; None if nothing."""
-        before = to_tree(validate(saved))
-        after = to_tree(validate(merge(before, tidy(without_auto(self.given)))))
-        after["preset"] = self.config.preset
-        for key, value in _leaves(after):
-            if key.partition(".")[0] not in MOVABLE:
-                was = _absolute(_at(before, key))
-                if was != _absolute(value):
-                    return f"{key}={was}, not {value}"
-        return None
-
 
 def suite_names() -> list[str]:
     folder = resources.files("paceline.bench").joinpath("suites")
@@ -174,34 +129,11 @@ def suite_names() -> list[str]:
 def load_suite(name: str) -> tuple[str, Suite]:
     """One of ours by its name, or a file; with the name it has in results."""
     if name.endswith((".yaml", ".yml")):
-        path = Path(name).expanduser()
-        try:
-            text, shown = path.read_text(encoding="utf-8"), path.stem
-        except FileNotFoundError:
-            raise UserError(f"--suite {name}: there is no such file") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--suite {name}: cannot be read ({error})") from None
-    elif name in suite_names():
-        text, shown = resources.files("paceline.bench").joinpath("suites", f"{name}.yaml").read_text("utf-8"), name
-    else:
+        return Path(name).stem, read_yaml("--suite", name, Suite)
+    if name not in suite_names():
         raise UserError(f"--suite {name} is not one of {', '.join(suite_names())}, nor a .yaml file")
-    try:
-        tree = yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark else ""
-        raise UserError(f"--suite {name}{where}: not YAML ({getattr(error, 'problem', None) or error})") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"--suite {name}: a mapping with games is expected, not {type(tree).__name__}")
-    try:
-        suite = Suite.model_validate(tree)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"] if not str(part).startswith("function-"))
-        hint = f"; allowed: {', '.join(Suite.model_fields)}" if first["type"] == "extra_forbidden" else ""
-        reason = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"--suite {name}: {f'{key}: ' if key else ''}{reason}{hint}") from None
-    return shown, suite
+    text = resources.files("paceline.bench").joinpath("suites", f"{name}.yaml").read_text("utf-8")
+    return name, parse_yaml("--suite", name, text, Suite)
 
 
 def games_of(suite: Suite) -> dict[str, Game]:
@@ -211,6 +143,17 @@ def games_of(suite: Suite) -> dict[str, Game]:
 
     ranges = SCORE_RANGES[suite.procgen]
     return {name: Game(env=f"procgen:procgen-{name}-v0", range=ranges[name]) for name in sorted(ranges)}
+
+
+def known_range(env: str, kwargs: Mapping[str, Any]) -> Range | None:
+    """The returns that count as 0 and as 1, where one of our suites or Procgen's paper has them."""
+    from paceline.env.procgen import SCORE_RANGES, game_of
+
+    game = game_of(env)
+    if game is not None:
+        return SCORE_RANGES.get(kwargs.get("distribution_mode", "easy"), {}).get(game)
+    suites = [suite for name in suite_names() if (suite := load_suite(name)[1]).procgen is None]
+    return next((game.range for suite in suites for game in suite.games.values() if game.env == env), None)
 
 
 def plan(
@@ -233,8 +176,8 @@ def plan(
     if episodes is not None and episodes < 1:
         raise UserError(f"--episodes {episodes}: at least 1")
     known = games_of(suite)
-    chosen = list(known) if games is None else _choice("--games", games, list(known))
-    algos = _choice("--algos", algos, list(ALGORITHM_NAMES))
+    chosen = list(known) if games is None else choice("--games", games, list(known))
+    algos = choice("--algos", algos, list(ALGORITHM_NAMES))
     for item in sets:
         key, section = item.partition("=")[0].strip(), item.partition(".")[0]
         if key in DECIDED:
@@ -251,7 +194,7 @@ def plan(
             episodes=episodes or suite.episodes,
             stochastic=suite.stochastic,
             preset=suite.preset.get(algo),
-            sets=tuple(_sets_for(algo, _settings(suite, known[name]), sets)),
+            sets=tuple(sets_for(algo, _settings(suite, known[name]), sets)),
             total_steps=total_steps or known[name].total_steps or suite.total_steps,
             out=out,
         )
@@ -273,53 +216,5 @@ def _settings(suite: Suite, game: Game) -> dict[str, Any]:
     tree = merge(suite.settings, game.settings)
     if suite.procgen is None:
         return tree
-    kwargs = {"distribution_mode": suite.procgen, **(_at(tree, "env.kwargs") or {})}
+    kwargs = {"distribution_mode": suite.procgen, **(at(tree, "env.kwargs") or {})}
     return merge(tree, {"env": {"kwargs": kwargs}})
-
-
-def _sets_for(algo: str, settings: Mapping[str, Any], sets: Sequence[str]) -> Iterator[str]:
-    """The suite's settings as words, then the user's; those of another algorithm are for its runs."""
-    words = [f"{key}={json.dumps(value)}" for key, value in _leaves(settings)]
-    for item in [*words, *sets]:
-        section = item.partition(".")[0]
-        if section == algo or section not in ALGORITHM_NAMES:
-            yield item
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value); kwargs are one value, as in `merge`."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and key != "kwargs":
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _at(tree: Any, dotted: str) -> Any:
-    for part in dotted.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
-
-
-def _absolute(value: Any) -> Any:
-    """With the user's files named as a run names them."""
-    if isinstance(value, str):
-        return absolute(value)
-    if isinstance(value, list):
-        return [_absolute(item) for item in value]
-    if isinstance(value, dict):
-        return {_absolute(key): _absolute(item) for key, item in value.items()}
-    return value
-
-
-def _choice(flag: str, words: Iterable[str], known: list[str]) -> list[str]:
-    """Each word once, in the order given."""
-    chosen = list(dict.fromkeys(words))
-    if not chosen:
-        raise UserError(f"{flag}: none given; there are {', '.join(known)}")
-    for word in chosen:
-        if word not in known:
-            near = difflib.get_close_matches(word, known, 1, 0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UserError(f"{flag} {word!r} is not one of {', '.join(known)}{hint}")
-    return chosen

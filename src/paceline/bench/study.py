@@ -52,7 +52,7 @@ class RunData:
     state: str
     """`finished`, `failed`, `running`, `interrupted` or `missing`, see `bench/files.py`."""
     reason: str
-    """Why it failed or was stopped, in one line; empty if it was not."""
+    """Why it ended, in one line; empty while it runs."""
     config: Tree = field(default_factory=dict, repr=False)
     summary: Tree = field(default_factory=dict, repr=False)
     provenance: Tree = field(default_factory=dict, repr=False)
@@ -246,7 +246,9 @@ def load_run(path: Path) -> RunData:
         problems.append("finished, and has no rows to take figures from")
     evaluations, torn = files.rows(directory.eval_path, problems)
     problems += [torn] if torn and state != RUNNING else []
-    timelines = (directory.logs_path / "timeline.jsonl", directory.path / "timeline.jsonl")
+    # The launcher keeps one by the name of the run, where a study started it.
+    launched = directory.path.absolute().parent / "launch" / directory.path.absolute().name
+    timelines = [folder / "timeline.jsonl" for folder in (directory.logs_path, launched)]
     return RunData(
         path=directory.path,
         name=directory.path.absolute().name,

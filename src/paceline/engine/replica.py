@@ -81,7 +81,7 @@ class Replica:
                 self.policy = DevicePolicy(
                     observation, action, config.model, device=self.device, seed=init, compiled=_compiled(config)
                 )
-            self.threads = set_threads(config.engine.threads or cores, self.policy, _minibatch_rows(config, envs))
+            self.threads = set_threads(config.engine.threads or cores, self.policy, minibatch_rows(config, envs))
             self.algorithm: Algorithm = ALGORITHMS[config.algo](
                 self.policy,
                 config.hyper,
@@ -234,7 +234,7 @@ def set_threads(wanted: int, policy: Policy, rows: int) -> int:
     return policy.fast.threads
 
 
-def _minibatch_rows(config: RunConfig, envs: int) -> int:
+def minibatch_rows(config: RunConfig, envs: int) -> int:
     if config.algo in ("impala", "dqn"):
         return config.impala.batch_size if config.algo == "impala" else config.dqn.batch_size
     slots = max(envs, 1) * config.hyper.rollout_steps

@@ -32,6 +32,7 @@ def add_launch(verbs: Any) -> None:
     )
     launch.add_argument("--rehearse", type=int, metavar="N", help="N nodes as processes on this machine")
     launch.add_argument("--interface", metavar="IF", help="network between the hosts, as ib0 or hsn0")
+    launch.add_argument("--nodes", type=int, metavar="N", help="the first N hosts alone (default: all)")
     launch.add_argument("--min-nodes", type=int, metavar="N", help="go on with so many (default: all must come)")
     launch.add_argument("--timeout", type=float, default=120.0, metavar="S", help="for all to be ready (default: 120)")
     launch.add_argument("--cpus", type=int, metavar="N", help="of each host (default: those that are ours)")
@@ -49,7 +50,7 @@ def run_launch(options: argparse.Namespace) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command and not options.keep:
         raise UserError("launch: a command is needed: paceline launch -- COMMAND (or --keep for a cluster alone)")
-    for name, least in (("min_nodes", 1), ("cpus", 1), ("timeout", 1), ("port", 0)):
+    for name, least in (("nodes", 1), ("min_nodes", 1), ("cpus", 1), ("timeout", 1), ("port", 0)):
         value = getattr(options, name)
         if value is not None and value < least:
             raise UserError(f"--{name.replace('_', '-')} {value:g}: at least {least}")
@@ -60,6 +61,8 @@ def run_launch(options: argparse.Namespace) -> int:
     allocation, remote = find_allocation(os.environ, options.hosts, options.rehearse)
     from paceline.launch import cluster, start
 
+    if options.nodes is not None:
+        allocation = _first(allocation, options.nodes)
     if allocation.rank:
         return start.follow(allocation, options.timeout)
     hosts = allocation.size if allocation.rank is not None else len(allocation.hosts)
@@ -72,6 +75,18 @@ def run_launch(options: argparse.Namespace) -> int:
 
         print(f"paceline: failed: {error}", file=sys.stderr)
         return FAILED
+
+
+def _first(allocation: Allocation, nodes: int) -> Allocation:
+    from dataclasses import replace
+
+    from paceline.config import UserError
+
+    if allocation.rank is not None:
+        raise UserError("--nodes: under mpirun, srun and the like every rank takes part; start fewer of them")
+    if nodes > len(allocation.hosts):
+        raise UserError(f"--nodes {nodes}: the allocation has {len(allocation.hosts)}")
+    return replace(allocation, hosts=allocation.hosts[:nodes])
 
 
 def _is_inside(environ: Mapping[str, str]) -> bool:

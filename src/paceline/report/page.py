@@ -193,7 +193,7 @@ def _states(runs: Sequence[RunData]) -> str:
 def find_timelines(paths: Sequence[Path], runs: Sequence[RunData], given: Sequence[Path]) -> dict[str, list[Tree]]:
     """Those given, those beside the runs and those in them, each once."""
     found: dict[str, list[Tree]] = {}
-    beside = [path / place for path in paths for place in (".", "launch")]
+    beside = [each for path in paths for each in (path, path / "launch", *sorted(path.glob("launch/*")))]
     for folder in (*given, *beside):
         if rows := files.rows(folder / "timeline.jsonl", [])[0]:
             found.setdefault(json.dumps(rows[0]), [{"name": folder.resolve().name}, *rows])

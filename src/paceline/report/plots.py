@@ -210,7 +210,7 @@ def _draw(curves: list[RunCurves], smooth: int) -> Figure:
     furthest = np.concatenate([_column(run.rows + run.evaluations, "env_steps") for run in curves])
     end = max(furthest[np.isfinite(furthest)], default=1.0)
     for axis in axes:
-        axis.xaxis.set_major_formatter(_short)
+        axis.xaxis.set_major_formatter(short)
         axis.set_xlim(0, 1.02 * max(end, 1.0))
         axis.set_xlabel("environment steps")
     headings = list(dict.fromkeys(run.heading for run in curves))
@@ -333,7 +333,7 @@ def _dash(i: int) -> Any:
     return DASHES[i // len(PALETTE) % len(DASHES)]
 
 
-def _short(x: float, _: Any = None) -> str:
+def short(x: float, _: Any = None) -> str:
     """250000 → 250k, 1500000 → 1.5M."""
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(x) >= limit:

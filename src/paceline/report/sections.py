@@ -10,7 +10,7 @@ from paceline.bench.files import FINISHED, INTERRUPTED, Tree
 from paceline.bench.groups import Group
 from paceline.bench.study import RunData
 from paceline.config import UserError
-from paceline.report import figures
+from paceline.report import charts
 from paceline.report.blocks import (
     Block,
     Cell,
@@ -40,9 +40,9 @@ class Task:
         self.name, self.groups, self.slots = name, groups, slots
         self.id = f"task{number_}"
         shown = [
-            Group(group.label, group.key, [run for run in group.runs if figures.has_returns(run)]) for group in groups
+            Group(group.label, group.key, [run for run in group.runs if charts.has_returns(run)]) for group in groups
         ]
-        self.silent = [run.name for group in groups for run in group.used if not figures.has_returns(run)]
+        self.silent = [run.name for group in groups for run in group.used if not charts.has_returns(run)]
         self.families = families(groups)
         self.by_steps: Comparison | None = None
         self.by_time: Comparison | None = None
@@ -176,7 +176,7 @@ def _resume(run: RunData) -> str:
 def learning(tasks: Sequence[Task]) -> Section:
     blocks: list[Block] = []
     for task in tasks:
-        data = figures.curves(task.by_steps, task.by_time, task.groups, task.slots)
+        data = charts.curves(task.by_steps, task.by_time, task.groups, task.slots)
         if not data["series"]:
             blocks.append(Text(f"{task.name}: no episode has ended, so there is no curve.", "note"))
             continue
@@ -205,7 +205,7 @@ def _ends(task: Task) -> str:
 def scaling(tasks: Sequence[Task]) -> Section | None:
     blocks: list[Block] = []
     for task in (task for task in tasks if task.families):
-        up, even = figures.scaling(task.families)
+        up, even = charts.scaling(task.families)
         said = "; ".join(
             f"{family.label}: " + ", ".join(f"{times(p.speed_up.value)} with {p.workers}" for p in family.points)
             for family in task.families
@@ -226,6 +226,7 @@ def scaling(tasks: Sequence[Task]) -> Section | None:
             for family in task.families
             for point in family.points
         ]
+        blocks += [Text(text) for family in task.families if (text := law_of(family))]
         head = ["group", "workers", "steps/s", "speed-up", "efficiency", "wall time"]
         blocks.append(Table("Speed by number of workers", head, rows, (1, 2, 3, 4, 5), fold="The figures"))
     if not blocks:
@@ -240,11 +241,31 @@ def scaling(tasks: Sequence[Task]) -> Section | None:
     return Section("scaling", "Scaling", blocks)
 
 
+def law_of(family: Family) -> str:
+    """What a law makes of the points, what it foresees, and how well it did so before."""
+    fit, ahead, check = family.fit, family.prediction, family.check
+    if fit is None or ahead is None:
+        return ""
+    sure = interval(fit.serial.low, fit.serial.high, percent)
+    text = f"{family.label}: by {fit.law.title()}'s law {percent(fit.serial.value)}" + (f" ({sure})" if sure else "")
+    text += " of the time is not shortened by more workers; "
+    sure = interval(ahead.speed_up.low, ahead.speed_up.high, times)
+    text += f"{ahead.workers} of them would give {times(ahead.speed_up.value)}" + (f" ({sure})" if sure else "")
+    text += ", if each has a core."
+    if check is not None:
+        said = {True: "inside", False: "outside", None: "without"}[check.inside]
+        text += (
+            f" Foreseen from the others, {check.prediction.workers} workers gave {times(check.measured.value)} where "
+        )
+        text += f"{times(check.prediction.speed_up.value)} were expected, {said} the interval."
+    return text
+
+
 def time_split(groups: Sequence[Group]) -> Section | None:
     rows = {group.label: split for group in groups if (split := mean_split(group.used or group.runs))}
     if not rows:
         return None
-    data = figures.split(rows)
+    data = charts.split(rows)
     parts = [part["name"] for part in data["parts"]]
     said = "; ".join(
         f"{label}: " + ", ".join(f"{part} {percent(split.get(part, 0.0) / sum(split.values()))}" for part in parts)
@@ -300,16 +321,16 @@ def load(groups: Sequence[Group]) -> Section | None:
                 for name in ("workers", "cores", "env_steps", "memory_bytes")
             }
             bars[f"{group.label} · {node}"] = share
-            figures_ = [number(mean["workers"]), number(mean["cores"]), number(round(mean["env_steps"]))]
-            figures_ += [percent(share), f"{mean['memory_bytes'] / 2**20:,.0f} MiB"]
-            rows.append([Cell(group.label), Cell(node), *map(Cell, figures_)])
+            texts = [number(mean["workers"]), number(mean["cores"]), number(round(mean["env_steps"]))]
+            texts += [percent(share), f"{mean['memory_bytes'] / 2**20:,.0f} MiB"]
+            rows.append([Cell(group.label), Cell(node), *map(Cell, texts)])
     if not rows:
         return None
     head = ["group", "node", "workers", "cores", "steps", "CPU", "memory"]
     says = "CPU in use. " + "; ".join(f"{label}: {percent(share)}" for label, share in bars.items())
     caption = "CPU time of the processes of a run by wall time and cores; mean over runs."
     blocks: list[Block] = [
-        Chart("load", "CPU in use by node", says, figures.load(bars), caption=caption),
+        Chart("load", "CPU in use by node", says, charts.load(bars), caption=caption),
         Table("Load by node, mean over runs", head, rows, (2, 3, 4, 5, 6)),
     ]
     return Section("load", "Load by node", blocks)
@@ -336,7 +357,7 @@ def _hosts(group: Group) -> dict[str, list[tuple[RunData, Tree]]]:
 def timelines(found: Mapping[str, Sequence[Tree]]) -> Section | None:
     blocks: list[Block] = []
     for index, (name, events) in enumerate(list(found.items())[:MOST_TIMELINES]):
-        data = figures.timeline(events)
+        data = charts.timeline(events)
         if not data["spans"]:
             continue
         said = [f"{span['row']} {span['phase']} at {span['from']} s" for span in data["spans"]]

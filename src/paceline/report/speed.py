@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from paceline.bench.comparison import Estimate
+from paceline.bench import laws
+from paceline.bench.comparison import Estimate, estimate
 from paceline.bench.groups import Group, differences
 
-RESAMPLES = 2000
 _DECIDED_BY_SIZE = ("workers", "nodes", "seed")
 
 
@@ -34,6 +32,11 @@ class Family:
 
     label: str
     points: list[Point]
+    fit: laws.Fit | None
+    """Of Amdahl's law; of Gustafson's where the work grows with the workers."""
+    check: laws.Check | None
+    prediction: laws.Prediction | None
+    """For twice the most workers."""
 
 
 def families(groups: Sequence[Group]) -> list[Family]:
@@ -67,36 +70,26 @@ def _telling(groups: list[Group]) -> dict[str, list[Any]]:
 
 def _family(members: list[Group]) -> Family:
     members = sorted(members, key=lambda group: (group.used[0].workers, group.used[0].nodes))
-    speeds = [np.array([run.steps_per_second for run in group.used]) for group in members]
-    base, fewest = speeds[0], members[0].used[0].workers
-    points = []
-    for number, (group, values) in enumerate(zip(members, speeds, strict=True)):
+    rates = [[run.steps_per_second for run in group.used] for group in members]
+    fewest = members[0].used[0].workers
+    points, samples = [], dict[int, list[float]]()
+    for group, values in zip(members, rates, strict=True):
         workers = group.used[0].workers
-        low, high = (1.0, 1.0) if number == 0 else _ratio_interval(values, base)
-        ratio, more = float(values.mean() / base.mean()), workers / fewest
-        speed_up = Estimate(ratio, low, high, len(values))
-        efficiency = Estimate(
-            ratio / more, None if low is None else low / more, None if high is None else high / more, len(values)
-        )
-        points.append(Point(group, workers, _mean(values), speed_up, efficiency))
+        samples.setdefault(workers, values)  # of several numbers of nodes the fewest, which come first
+        gain = Estimate(1.0, 1.0, 1.0, len(values)) if group is members[0] else laws.ratio(values, rates[0])
+        points.append(Point(group, workers, estimate(values), gain, _scaled(gain, fewest / workers)))
     run = members[-1].used[0]
-    return Family(f"{run.algo}, {run.engine}", points)
+    weak = run.value("engine.scaling") == "weak"
+    law = "gustafson" if weak else "amdahl"
+    return Family(
+        label=f"{run.algo}, {run.engine}" + (", weak" if weak else ""),
+        points=points,
+        fit=laws.fit(law, samples),
+        check=laws.check(law, samples),
+        prediction=laws.predict(law, samples, 2 * max(samples)),
+    )
 
 
-def _mean(values: Any) -> Estimate:
-    if len(values) == 1:
-        return Estimate(float(values[0]))
-    drawn = values[np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return Estimate(float(values.mean()), float(low), float(high), len(values))
-
-
-def _ratio_interval(values: Any, base: Any) -> tuple[float | None, float | None]:
-    """Percentile bootstrap of the ratio of the means; both sides are resampled."""
-    if len(values) < 2 or len(base) < 2:
-        return None, None
-    rng = np.random.default_rng(0)
-    above = values[rng.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
-    below = base[rng.integers(len(base), size=(RESAMPLES, len(base)))].mean(axis=1)
-    low, high = np.quantile(above / below, [0.025, 0.975])
-    return float(low), float(high)
+def _scaled(one: Estimate, by: float) -> Estimate:
+    low, high = (None if end is None else end * by for end in (one.low, one.high))
+    return Estimate(one.value * by, low, high, one.runs)

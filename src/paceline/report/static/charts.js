@@ -1,4 +1,4 @@
-// Plots of the report and the dashboard. A chart is plain data (see figures.py); colours come from the style sheet.
+// Plots of the report and the dashboard. A chart is plain data (see charts.py); colours come from the style sheet.
 "use strict";
 
 const Charts = (() => {

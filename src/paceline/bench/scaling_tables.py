@@ -1,0 +1,175 @@
+"""A scaling study in Markdown: what was measured, where the time goes, what bounds it, and what more would bring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.bench.results import machines, table
+
+Tree = dict[str, Any]
+PARTS = ("start", "env", "act", "learn", "sync", "idle", "eval", "save")
+LAWS = {"amdahl": "Amdahl (the work stays the same)", "gustafson": "Gustafson (it grows with the workers)"}
+
+
+def tables(result: Tree) -> str:
+    entries = result["runs"]
+    done = [entry for entry in entries if entry["state"] == "done"]
+    parts = [result["about"].strip()] if result["about"].strip() else []
+    parts.append("```sh\n" + "\n".join(result["commands"]) + "\n```")
+    parts += machines(entry["machine"] for entry in done)
+    series = result["series"]
+    parts.append(_measured(series))
+    parts.append(_note(series))
+    parts.append(_split(series))
+    if result["engines"]:
+        parts.append(_engines(result["engines"]))
+    verdicts = _verdicts(series)
+    parts += ["## What bounds it, and what to change", verdicts] if verdicts else []
+    forecast = _laws(series)
+    parts += ["## What more workers would bring", forecast] if forecast else []
+    parts += _missing(entries)
+    return "\n\n".join(parts) + "\n"
+
+
+def title(series: Tree, many: Sequence[Tree]) -> str:
+    """What tells it from the other series; all of it if there are no others."""
+    names = [name for name in ("env", "algo", "engine", "scaling") if len({one[name] for one in many}) > 1]
+    return ", ".join(str(series[name]) for name in names or ("env", "algo", "engine", "scaling"))
+
+
+def shown(found: Tree | None, digits: int, unit: str = "", *, factor: float = 1.0) -> str:
+    """`1.81× (1.75–1.88)`; a dash for nothing."""
+    if found is None or found["value"] is None:
+        return "–"
+    text = f"{factor * found['value']:,.{digits}f}{unit}"
+    if found["low"] is None:
+        return text
+    return f"{text} ({factor * found['low']:,.{digits}f}–{factor * found['high']:,.{digits}f})"
+
+
+def size(point: Tree) -> str:
+    return f"{point['workers']}" + (f" on {point['nodes']}" if point["nodes"] else "")
+
+
+def _measured(series: Sequence[Tree]) -> str:
+    limits = {point["threshold"] for one in series for point in one["points"] if point["threshold"] is not None}
+    nodes = any(point["nodes"] for one in series for point in one["points"])
+    head = ["", f"workers{' on nodes' if nodes else ''}", "runs", "training time, s", "return at the end", "steps/s"]
+    head += ["speed-up", "efficiency", *([_reach(limits)] if limits else [])]
+    rows = []
+    for one in series:
+        for point in one["points"]:
+            row = [title(one, series), size(point), _runs(point), shown(point["train_seconds"], 1)]
+            row += [shown(point["return_mean"], 1), shown(point["steps_per_second"], 0)]
+            row += [shown(point["speed_up"], 2, "×"), shown(point["efficiency"], 0, " %", factor=100)]
+            if limits:
+                reached = f" ({point['reached']} of {point['done']} runs)" if point["reached"] < point["done"] else ""
+                row.append(f"{shown(point['seconds_to_return'], 1)}{reached}")
+            rows.append(row)
+    return table(head, rows)
+
+
+def _reach(limits: set[float]) -> str:
+    return f"time to return {limits.pop():g}, s" if len(limits) == 1 else "time to the solved return, s"
+
+
+def _note(series: Sequence[Tree]) -> str:
+    text = (
+        "Means over runs (seeds), in brackets the 95 % bootstrap interval. Training time and steps/s leave the start "
+        "out. Speed-up: steps/s over those with the fewest workers; efficiency: that over how many times the workers."
+    )
+    if any(one["scaling"] == "weak" for one in series):
+        text += " Weak: each worker has as much work as the one has, so that the time should stay the same."
+    return text
+
+
+def _split(series: Sequence[Tree]) -> str:
+    """Shares of the wall time."""
+    rows = []
+    for one in series:
+        for point in one["points"]:
+            total = sum(point["time_split"].values())
+            if total:
+                shares = [100 * point["time_split"].get(part, 0.0) / total for part in PARTS]
+                rows.append([title(one, series), size(point), *(f"{share:.0f} %" for share in shares)])
+    return "Where the time goes, in shares of the wall time:\n\n" + table(["", "workers", *PARTS], rows)
+
+
+def _engines(rows: Sequence[Tree]) -> str:
+    body = [
+        [
+            row["env"],
+            row["algo"],
+            size(row),
+            f"{row['engine']} over {row['over']}",
+            shown(row["ratio"], 2, "×"),
+        ]
+        for row in rows
+    ]
+    return "The same job by two engines:\n\n" + table(["env", "algorithm", "workers", "", "steps/s"], body)
+
+
+def _verdicts(series: Sequence[Tree]) -> str:
+    lines = []
+    for one in series:
+        for point in one["points"]:
+            if point["verdict"]:
+                workers = f"{size(point)} {'worker' if point['workers'] == 1 else 'workers'}"
+                lines.append(f"- {title(one, series)}, {workers}: {point['verdict']}")
+    return "\n".join(lines)
+
+
+def _laws(series: Sequence[Tree]) -> str:
+    lines = []
+    for one in series:
+        for fit in one["fits"]:
+            serial = shown(fit["serial"], 1, " %", factor=100)
+            off = f"fitted speed-ups are {100 * fit['error']:.0f} % off"
+            lines.append(f"- {title(one, series)}: {LAWS[fit['law']]}: {serial} of the time is serial; {off}.")
+        if one["check"]:
+            lines.append(f"- {title(one, series)}: {_check(one['check'])}")
+        elif one["fits"]:
+            lines.append(f"- {title(one, series)}: no measurement is held out: that takes three numbers of workers.")
+        if one["prediction"]:
+            lines.append(f"- {title(one, series)}: {_prediction(one)}")
+    return "\n".join(lines)
+
+
+def _check(check: Tree) -> str:
+    prediction = check["prediction"]
+    on = ", ".join(str(workers) for workers in prediction["fitted_on"])
+    foreseen = shown(prediction["speed_up"], 2, "×")
+    word = {
+        True: "inside the interval",
+        False: "**outside the interval: do not rely on the forecast**",
+        None: "no interval",
+    }
+    return (
+        f"held out: from {on} workers, {foreseen} is foreseen for {prediction['workers']}; measured "
+        f"{shown(check['measured'], 2, '×')}, {word[check['inside']]} ({100 * check['error']:+.0f} %)."
+    )
+
+
+def _prediction(series: Tree) -> str:
+    found = series["prediction"]
+    text = f"{found['workers']} workers: {shown(found['speed_up'], 2, '×')}, {found['steps_per_second']:,.0f} steps/s"
+    cores = series["cores"]
+    beyond = f"; the machine had {cores} cores" if cores and found["workers"] > cores else ""
+    return f"{text}, if the law holds and each worker has a core of its own{beyond}."
+
+
+def _missing(entries: Sequence[Tree]) -> list[str]:
+    lines = [f"- `{entry['name']}` failed: {entry['reason']}" for entry in entries if entry["state"] == "failed"]
+    for state in ("interrupted", "missing"):
+        names = [f"`{entry['name']}`" for entry in entries if entry["state"] == state]
+        lines += [f"- {state}: {', '.join(names)}"] if names else []
+    lines += [f"- `{entry['name']}`: {text}" for entry in entries for text in entry.get("problems") or []]
+    return ["Not in these figures, or to be known:\n\n" + "\n".join(lines)] if lines else []
+
+
+def _runs(point: Tree) -> str:
+    missing = point["runs"] - point["done"] - point["failed"]
+    others = [f"{point['failed']} failed"] if point["failed"] else []
+    others += [f"{missing} missing"] if missing else []
+    return f"{point['done']} of {point['runs']}" + (f" ({', '.join(others)})" if others else "")

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.bench.comparison import Comparison, compare
+from paceline.bench.groups import group
+from paceline.bench.study import load_runs
+from paceline.config import UserError
+from paceline.run.directory import append_line
+
+MakeRun = Callable[..., Path]
+UP = [float(value) for value in range(10, 110, 10)]
+
+
+def compared(folder: Path, by: list[str] | None = None, **asked: object) -> Comparison:
+    return compare(group(load_runs([folder]), by), **asked)  # type: ignore[arg-type]
+
+
+def test_figures_by_hand(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed in range(4):
+        make_run(f"a{seed}", [value + seed for value in UP], config={"seed": seed})
+        make_run(f"b{seed}", [*UP[:5], 20.0, *UP[6:]], config={"seed": seed}, engine="ray", workers=2, seconds=0.5)
+    found = compared(tmp_path, threshold=95.0)
+    one, two = found.results
+    assert found.horizon == {"CartPole-v1": 1000.0} and found.unit == "return" and found.threshold == 95.0
+    assert one.scores == [100.0, 101.0, 102.0, 103.0] and one.score.value == 101.5 and one.mean == 101.5
+    assert one.std == pytest.approx(np.std([0, 1, 2, 3], ddof=1)) and one.fall == 0.0 and two.fall == 30.0
+    assert one.score.low is not None and 100 <= one.score.low < 101.5 < (one.score.high or 0) <= 103
+    # The curve is flat at its first value up to 100 steps, then a line: 10 + the mean of 0..90 over nine tenths.
+    assert one.area.value == pytest.approx(0.1 * 10 + 0.9 * 55 + 1.5)
+    assert one.reached is not None and one.reached.runs == 4
+    assert one.reached.steps is not None and one.reached.steps.value == 1000.0
+    assert one.reached.seconds is not None and one.reached.seconds.value == 15.0
+    assert two.reached is not None and two.reached.seconds is not None and two.reached.seconds.value == 10.0
+    assert one.steps_per_second.value == 100.0 and two.steps_per_second.value == 200.0
+    (better,) = found.improvements
+    assert better.probability == (3 + 0.5) / 4 and better.label == "local, 1 worker" and better.over == "ray, 2 workers"
+    assert one.time_split == {"start": 5.0, "env": 2.5, "learn": 7.5}
+    assert one.profile.share[0] == 1.0 and one.profile.share[-1] == 0.0 and one.profile.thresholds[-1] == 103.0
+
+
+def test_at_equal_time(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("slow", UP, config={"seed": 0})
+    make_run("fast", UP, engine="ray", workers=2, seconds=0.5)
+    found = compared(tmp_path, at="time")
+    assert found.horizon == {"CartPole-v1": 10.0}  # the fast one ends after 5 s of start and 10 x 0.5 s
+    fast, slow = sorted(found.results, key=lambda one: -one.score.value)
+    assert fast.scores == [100.0] and slow.scores == [50.0] and slow.score.low is None
+    assert any("one run alone" in note for note in found.notes)
+    assert any("at 10 wall seconds, where the shortest run ends" in note for note in found.notes)
+
+
+def test_a_shorter_run_sets_the_place(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("long", UP)
+    make_run("short", UP[:4], config={"ppo": {"epochs": 3}}, env_steps=400)
+    found = compared(tmp_path)
+    assert [one.scores for one in found.results] == [[40.0], [40.0]] and found.results[0].last.value == 100.0
+
+
+def test_runs_that_did_not_finish_are_no_figures(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed, state in enumerate(("done", "done", "failed", "stopped")):
+        make_run(f"a{seed}", UP[: 10 if state == "done" else 3], config={"seed": seed}, state=state)
+    found = compared(tmp_path)
+    assert found.results[0].names == ["a0", "a1"] and found.horizon == {"CartPole-v1": 1000.0}
+    assert found.results[0].counts == {"finished": 2, "failed": 1, "interrupted": 1}
+    make_run("alone/b", state="failed")
+    with pytest.raises(UserError, match="no run has finished with figures"):
+        compared(tmp_path / "alone")
+
+
+def test_two_environments_need_a_common_scale(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        make_run(f"cart{seed}", [value * 5 for value in UP], config={"seed": seed})
+        acro = [value - 200.0 for value in UP]
+        make_run(f"acro{seed}", acro, config={"seed": seed, "env": {"id": "Acrobot-v1"}})
+    with pytest.raises(UserError, match=r"different tasks \(Acrobot-v1; CartPole-v1\).*--mixed"):
+        compared(tmp_path)
+    with pytest.raises(UserError, match=r"no score range is known for CartPole-v1.*--range CartPole-v1=0,500"):
+        compared(tmp_path, ["algo"], ranges={"Acrobot-v1": (-500.0, 0.0)})
+    found = compared(tmp_path, ["algo"], ranges={"Acrobot-v1": (-500.0, 0.0), "CartPole-v1": (0.0, 500.0)})
+    (both,) = found.results
+    assert found.unit == "normalised score" and sorted(both.scores) == [0.8, 0.8, 1.0, 1.0]
+    # Everything of several tasks is on the common scale, or is not given.
+    assert 0 < both.area.value < 1 and both.last.value == pytest.approx(0.9) and both.curve is None
+    assert both.reached is None and [one.tasks for one in found.by_task] == [["Acrobot-v1"], ["CartPole-v1"]]
+    assert found.by_task[1].results[0].score.value == 500.0
+
+
+def test_the_same_game_by_other_rules_is_another_task(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a")
+    make_run("b", config={"env": {"max_episode_steps": 50}})
+    with pytest.raises(UserError, match=r"CartPole-v1; CartPole-v1 max_episode_steps=50"):
+        compared(tmp_path)
+
+
+def test_other_metrics(make_run: MakeRun, tmp_path: Path) -> None:
+    first, second = make_run("a"), make_run("b", config={"seed": 1})
+    for path, value in ((first, 7.0), (second, 9.0)):
+        for steps in (500, 1000):
+            append_line(path / "eval.jsonl", {"env_steps": steps, "return_mean": value, "episodes": 5})
+        append_line(path / "eval.jsonl", {"env_steps": 1000, "return_mean": 99.0, "kind": "random"})
+    assert compared(tmp_path, metric="eval").results[0].scores == [7.0, 9.0]
+    assert compared(tmp_path, metric="time_learn_seconds").unit == "time_learn_seconds"
+    (second / "eval.jsonl").unlink()
+    with pytest.raises(UserError, match="--metric eval: b has no such values"):
+        compared(tmp_path, metric="eval")
+
+
+def test_what_to_know_before_believing_it(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a")
+    make_run("b", config={"seed": 1}, version="0.0.1")
+    assert any("different versions of paceline: 0.0.1" in note for note in compared(tmp_path).notes)
