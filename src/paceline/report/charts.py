@@ -1,4 +1,4 @@
-"""Figures of the page as plain data: what charts.js draws. Curves are thinned and numbers rounded to what a screen can show."""
+"""Figures of the page as plain data, which charts.js draws: curves thinned, numbers rounded to what a screen shows."""
 
 from __future__ import annotations
 
