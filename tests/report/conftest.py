@@ -65,7 +65,7 @@ def make_run(settings: dict[str, Any]) -> MakeRun:
         (path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in written))
         status = {"state": state, "reason": reason, "pid": 1, "host": "elsewhere", "resumes": resumed}
         (path / "status.json").write_text(json.dumps({**status, "updated_at": "2026-01-02T03:04:05+00:00"}))
-        if state == "done":
+        if rows:
             total = {"status": state, "algo": "ppo", "env": env, "engine": engine, "workers": workers, "nodes": 1}
             total |= {"seed": seed, "env_steps": written[-1]["env_steps"], "resumed": resumed}
             total |= {"verdict": "learner-bound: 72 % of the time", **(summary or {})}

@@ -16,6 +16,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 from paceline.report.page import write_report
 
 SECONDS = 30.0
+POINTS = """const [line] = document.querySelector('#returns').data || [];
+return line && line.x.length > arguments[0] && line.x.length"""
 DRAWN = "return document.documentElement.classList.contains('drawn')"
 
 
@@ -74,10 +76,9 @@ def test_the_dashboard_while_a_run_trains(
     chrome.get(dashboard.stdout.readline().split()[1])
     assert "token" not in chrome.current_url
     chrome.execute_script("window.stayed = true")
-    points = "return (document.querySelector('#returns').data || [{x: []}])[0].x.length"
-    few = int(wait(chrome, f"{points} > 2 && document.querySelector('#returns').data[0].x.length"))
+    few = int(wait(chrome, POINTS, 2))
     assert "running" in wait(chrome, "return document.querySelector('#runs tr').innerText")
-    assert int(wait(chrome, f"{points} > arguments[0] + 5 && document.querySelector('#returns').data[0].x.length", few))
+    assert wait(chrome, POINTS, few + 5)
     assert chrome.execute_script("return window.stayed")
     assert wait(chrome, "return document.querySelectorAll('#split .bars .point').length > 2")
     run.send_signal(signal.SIGTERM)

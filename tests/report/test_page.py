@@ -14,7 +14,7 @@ import pytest
 from paceline.bench.groups import group
 from paceline.bench.study import load_runs
 from paceline.config import UserError
-from paceline.report.page import build, write_report
+from paceline.report.page import build, render_html, write_report
 from paceline.report.speed import families
 
 MakeRun = Callable[..., Path]
@@ -68,7 +68,7 @@ def test_figures_are_those_of_the_raw_metrics(study: Path) -> None:
             assert row[8].startswith(f"{100 * gain / int(workers):.0f} % ")
     assert page.headline.startswith("ppo, ray: 4 workers are 3.4")
     assert any("rllib" in text for text in page.because)
-    assert "Because: learner-bound: 72 % of the time." in page.because
+    assert "Its 4 workers are learner-bound: 72 % of the time." in page.because
 
 
 def test_the_same_in_markdown(study: Path, cli: Cli) -> None:
@@ -123,6 +123,8 @@ def test_nodes_and_the_timeline_of_their_start(tmp_path: Path, make_run: MakeRun
     lines = [json.dumps({"seconds": s, "host": host, "phase": phase, "detail": ""}) for s, host, phase in events]
     (log / "timeline.jsonl").write_text("\n".join(lines) + "\n")
     page = build([folder], load_runs([folder]), timelines=[log])
+    ids = re.findall(r' id="([^"]+)"', render_html(page))
+    assert len(ids) == len(set(ids))
     load = [row[1:] for row in cells(page, "load")]
     assert [row[0] for row in load] == ["a 10.0.0.0", "b 10.0.0.1"]
     assert load[0][4] == "50 %"  # 22 s of CPU in 22 s with 2 cores

@@ -115,7 +115,7 @@ def lead(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
     what = f"{all_of([run.algo.upper() for run in runs])} on {all_of([run.env for run in runs])}"
     sizes = sorted({run.workers for run in runs})
     workers = f" with {', '.join(map(str, sizes))} worker{'' if sizes == [1] else 's'}" if sizes else ""
-    return f"{what}{workers}: {count(len(runs), 'run')} in {count(len(groups), 'group')}, seeds told apart."
+    return f"{what}{workers}: {count(len(runs), 'run')} in {count(len(groups), 'group')}."
 
 
 def verdict(tasks: Sequence[Task], runs: Sequence[RunData]) -> tuple[str, list[str]]:
@@ -130,7 +130,7 @@ def verdict(tasks: Sequence[Task], runs: Sequence[RunData]) -> tuple[str, list[s
         text += f" (95 %: {sure})" if sure else " (one run each, so no interval)"
         lines.append(f"{text}, an efficiency of {percent(last.efficiency.value)}.")
         if bound := sections.verdict_of(last.group):
-            lines.append(f"Because: {bound}.")
+            lines.append(f"Its {last.workers} workers are {bound}.")
     for task in tasks:
         if task.by_steps is None:
             lines.append(f"{task.name}: no run has finished yet.")
@@ -169,7 +169,7 @@ def tiles(tasks: Sequence[Task], runs: Sequence[RunData]) -> list[Tile]:
     speeds = [(run.steps_per_second, run) for run in finished if run.steps_per_second > 0]
     if speeds:
         fastest, run = max(speeds, key=lambda pair: pair[0])
-        shown.append(Tile("fastest run", f"{number(round(fastest))} steps/s", run.name))
+        shown.append(Tile("fastest run, steps/s", number(round(fastest)), run.name))
     families = [family for task in tasks for family in task.families]
     if families:
         point = max((family.points[-1] for family in families), key=lambda one: one.speed_up.value)

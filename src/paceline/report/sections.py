@@ -262,7 +262,10 @@ def law_of(family: Family) -> str:
 
 
 def time_split(groups: Sequence[Group]) -> Section | None:
-    rows = {group.label: split for group in groups if (split := mean_split(group.used or group.runs))}
+    counted = {group.label: group.used for group in groups}
+    if not any(counted.values()):
+        counted = {group.label: group.runs for group in groups}
+    rows = {label: split for label, runs in counted.items() if (split := mean_split(runs))}
     if not rows:
         return None
     data = charts.split(rows)
@@ -279,7 +282,7 @@ def time_split(groups: Sequence[Group]) -> Section | None:
     verdicts = [[Cell(group.label), Cell(text)] for group in groups if (text := verdict_of(group))]
     blocks: list[Block] = [
         Chart(
-            "split",
+            "time-parts",
             "Where the time went",
             f"Shares of the time. {said}",
             data,
@@ -330,7 +333,7 @@ def load(groups: Sequence[Group]) -> Section | None:
     says = "CPU in use. " + "; ".join(f"{label}: {percent(share)}" for label, share in bars.items())
     caption = "CPU time of the processes of a run by wall time and cores; mean over runs."
     blocks: list[Block] = [
-        Chart("load", "CPU in use by node", says, charts.load(bars), caption=caption),
+        Chart("node-load", "CPU in use by node", says, charts.load(bars), caption=caption),
         Table("Load by node, mean over runs", head, rows, (2, 3, 4, 5, 6)),
     ]
     return Section("load", "Load by node", blocks)

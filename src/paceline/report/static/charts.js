@@ -24,7 +24,7 @@ const Charts = (() => {
   const layout = (extra) => ({
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--soft") },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", height: 360,
-    margin: { l: 56, r: 12, t: 12, b: 44 }, hovermode: "closest", dragmode: narrow() ? false : "zoom",
+    margin: { l: 56, r: 12, t: narrow() ? 12 : 30, b: 44 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--accent") }, hovermode: "closest", dragmode: narrow() ? false : "zoom",
     hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 } },
     legend: { orientation: "h", x: 0, y: -0.2, yanchor: "top", font: { size: 12, color: css("--ink") }, itemsizing: "constant" },
     ...extra,
@@ -32,11 +32,21 @@ const Charts = (() => {
 
   const narrow = () => window.innerWidth < 640;
 
-  const dashed = (at, text, horizontal = true) => ({
-    shapes: [{ type: "line", ...(horizontal ? { xref: "paper", x0: 0, x1: 1, y0: at, y1: at } : { yref: "paper", y0: 0, y1: 1, x0: at, x1: at }),
-      line: { color: css("--soft"), width: 1, dash: "dash" }, layer: "below" }],
-    annotations: [{ ...(horizontal ? { xref: "paper", x: 1, y: at, xanchor: "right", yanchor: "bottom" } : { yref: "paper", y: 1, x: at }),
-      text, showarrow: false, font: { size: 11, color: css("--soft") } }],
+  // At the left, where curves have yet to rise.
+  const dashed = (at, text) => ({
+    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: at, y1: at, line: { color: css("--soft"), width: 1, dash: "dash" }, layer: "below" }],
+    annotations: [{ xref: "paper", x: 0.01, y: at, xanchor: "left", yanchor: "bottom", text, showarrow: false, font: { size: 11, color: css("--soft") } }],
+  });
+
+  // Names of bars: on a phone in lines of a few letters, so that the bars keep their room.
+  const names = (rows) => rows.map((text) => {
+    if (!narrow()) return plain(text);
+    const lines = [""];
+    for (const word of String(text).split(" ")) {
+      if ((lines.at(-1) + word).length > 14 && lines.at(-1)) lines.push("");
+      lines[lines.length - 1] += `${word} `;
+    }
+    return lines.map((line) => plain(line.trim())).join("<br>");
   });
 
   // series: [{label, slot, steps, wall: {x, mean, low, high}, members: [{label, steps, wall, y}], dots: {x, y} of steps}]
@@ -73,7 +83,7 @@ const Charts = (() => {
     for (const s of chart.series) {
       const c = colour(s.slot);
       traces.push({ x: s.x, y: s.y, mode: "lines+markers", name: plain(s.label), line: { color: c, width: 2, dash: s.guess ? "dot" : "solid" },
-        marker: { color: s.guess ? css("--page") : c, size: 9, symbol: SYMBOLS[s.slot % 7], line: { color: c, width: 2 } },
+        marker: { color: s.guess ? css("--page") : c, size: s.guess ? s.x.map((_, i) => (i ? 9 : 0)) : 9, symbol: SYMBOLS[s.slot % 7], line: { color: c, width: 2 } },
         error_y: s.low ? { type: "data", symmetric: false, array: s.high.map((v, i) => v - s.y[i]), arrayminus: s.low.map((v, i) => s.y[i] - v), color: c, thickness: 1.5, width: 5 } : undefined,
         customdata: s.low ? s.low.map((low, i) => [low, s.high[i]]) : undefined,
         hovertemplate: `%{x} ${chart.unit}: %{y:${chart.format}}` + (s.low ? ` (%{customdata[0]:${chart.format}} to %{customdata[1]:${chart.format}})` : "") });
@@ -87,7 +97,7 @@ const Charts = (() => {
     const share = options.unit !== "seconds", totals = chart.rows.map((_, i) => chart.parts.reduce((sum, p) => sum + p.seconds[i], 0));
     const traces = chart.parts.map((p) => {
       const part = p.seconds.map((v, i) => (totals[i] ? v / totals[i] : 0)), light = ["idle", "act", "save"].includes(p.name);
-      return { type: "bar", orientation: "h", name: p.name, y: chart.rows.map(plain), x: share ? part : p.seconds,
+      return { type: "bar", orientation: "h", name: p.name, y: names(chart.rows), x: share ? part : p.seconds,
         marker: { color: css(`--part-${p.name}`), line: { color: css("--page"), width: 1 } },
         text: part.map((v) => (v >= (narrow() ? 0.12 : 0.06) ? `${p.name} ${Math.round(100 * v)} %` : "")), textposition: "inside", insidetextanchor: "middle", textangle: 0,
         constraintext: "both", textfont: { size: 11, color: css(light ? "--part-text-dark" : "--part-text") },
@@ -95,14 +105,14 @@ const Charts = (() => {
     });
     const x = share ? { tickformat: ".0%", range: [0, 1] } : { rangemode: "tozero" };
     const height = 110 + 44 * chart.rows.length;
-    return [traces, layout({ barmode: "stack", bargap: 0.35, height, xaxis: axis(share ? "share of the time" : "seconds", x),
+    return [traces, layout({ barmode: "stack", uniformtext: { mode: "hide", minsize: 9 }, bargap: 0.35, height, xaxis: axis(share ? "share of the time" : "seconds", x),
       legend: { ...layout({}).legend, y: -70 / (height - 60), traceorder: "normal" },
       yaxis: axis("", { autorange: "reversed", tickfont: { size: 12, color: css("--ink") }, ticklabelstandoff: 6 }) })];
   };
 
   // rows: labels; series: [{label, slot, values}]
   const bars = (chart) => {
-    const traces = chart.series.map((s) => ({ type: "bar", orientation: "h", name: plain(s.label), y: chart.rows.map(plain), x: s.values,
+    const traces = chart.series.map((s) => ({ type: "bar", orientation: "h", name: plain(s.label), y: names(chart.rows), x: s.values,
       marker: { color: colour(s.slot) }, hovertemplate: `%{x:${chart.format}}<extra>%{y}</extra>` }));
     const x = axis(chart.x, { rangemode: "tozero", tickformat: chart.format === ".0%" ? ".0%" : undefined });
     return [traces, layout({ bargap: 0.4, height: 90 + 34 * chart.rows.length * chart.series.length, showlegend: chart.series.length > 1, xaxis: x,
@@ -114,14 +124,14 @@ const Charts = (() => {
     const phases = [...new Set(chart.spans.map((s) => s.phase))], traces = [];
     phases.forEach((phase, i) => {
       const own = chart.spans.filter((s) => s.phase === phase);
-      traces.push({ type: "bar", orientation: "h", name: plain(phase), y: own.map((s) => plain(s.row)), base: own.map((s) => s.from), x: own.map((s) => s.to - s.from),
-        marker: { color: colour(i), opacity: 0.9 }, customdata: own.map((s) => [plain(s.detail), s.from, s.to]),
+      traces.push({ type: "bar", orientation: "h", name: plain(phase), y: names(own.map((s) => s.row)), base: own.map((s) => s.from), x: own.map((s) => s.to - s.from),
+        marker: { color: colour(i), pattern: { shape: ["", "/", "."][Math.floor(i / 7) % 3], fgcolor: css("--page"), solidity: 0.25 } }, customdata: own.map((s) => [plain(s.detail), s.from, s.to]),
         hovertemplate: `${plain(phase)}: %{customdata[1]:.4~g} to %{customdata[2]:.4~g} s<br>%{customdata[0]}<extra>%{y}</extra>` });
     });
     const height = 120 + 36 * chart.rows.length;
     return [traces, layout({ barmode: "overlay", bargap: 0.45, height, xaxis: axis("seconds since the launcher began", { rangemode: "tozero" }),
       legend: { ...layout({}).legend, y: -70 / (height - 60) },
-      yaxis: axis("", { categoryorder: "array", categoryarray: chart.rows.map(plain), autorange: "reversed", tickfont: { size: 12, color: css("--ink") } }) })];
+      yaxis: axis("", { categoryorder: "array", categoryarray: names(chart.rows), autorange: "reversed", tickfont: { size: 12, color: css("--ink") } }) })];
   };
 
   const kinds = { curves, points, split, bars, timeline };
