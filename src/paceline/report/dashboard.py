@@ -10,6 +10,7 @@ import json
 import secrets
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -122,15 +123,15 @@ class Dashboard:
         sent = Sent(wanted, request.query.get("focus", ""))
         self._pages += 1
         try:
-            silent = 0.0
+            spoke = time.monotonic()
             while not self._closing.is_set():
                 await self._next_round()
                 news = sent.news(self.watcher.runs)
-                silent = 0.0 if news else silent + POLL_SECONDS
                 if news:
+                    spoke = time.monotonic()
                     await response.write(f"data: {json.dumps(news, allow_nan=False)}\n\n".encode())
-                elif silent >= KEEP_ALIVE_SECONDS:
-                    silent = 0.0
+                elif time.monotonic() - spoke >= KEEP_ALIVE_SECONDS:
+                    spoke = time.monotonic()
                     await response.write(b": still here\n\n")
         except ConnectionResetError:
             pass  # the page was closed
@@ -142,9 +143,10 @@ class Dashboard:
         """Wait until the runs have been looked at once more."""
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
-        async with self._looked:
-            before = self._round
-            await self._looked.wait_for(lambda: self._round > before or self._closing.is_set())
+        before = self._round
+        with contextlib.suppress(TimeoutError):  # a file system that hangs: the page hears that we are still here
+            async with asyncio.timeout(KEEP_ALIVE_SECONDS), self._looked:
+                await self._looked.wait_for(lambda: self._round > before or self._closing.is_set())
 
     async def _watch(self) -> None:
         while self._pages and not self._closing.is_set():

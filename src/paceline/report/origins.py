@@ -55,7 +55,8 @@ def provenance(runs: Sequence[RunData]) -> Section:
     rows = []
     for key in ORIGIN:
         rows.append([Cell(key.replace("_", " ")), Cell(_distinct(origin.get(key) for origin in origins))])
-    memory = (f"{origin['memory_bytes'] / 2**30:.1f} GiB" for origin in origins if origin.get("memory_bytes"))
+    sizes = (origin.get("memory_bytes") for origin in origins)
+    memory = (f"{size / 2**30:.1f} GiB" for size in sizes if isinstance(size, int | float))
     rows.append([Cell("memory"), Cell(_distinct(memory))])
     rows.append([Cell("device"), Cell(_distinct(run.device for run in runs if run.summary))])
     rows.append([Cell("commit"), Cell(_distinct(_commit(origin.get("git")) for origin in origins))])
@@ -68,9 +69,9 @@ def provenance(runs: Sequence[RunData]) -> Section:
             Cell("–" if not dates else dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}", "UTC"),
         ]
     )
-    packages = dict.fromkeys(name for origin in origins for name in origin.get("packages") or {})
-    for name in packages:
-        rows.append([Cell(name), Cell(_distinct((origin.get("packages") or {}).get(name) for origin in origins))])
+    packages = [found if isinstance(found := origin.get("packages"), dict) else {} for origin in origins]
+    for name in dict.fromkeys(name for found in packages for name in found):
+        rows.append([Cell(name), Cell(_distinct(found.get(name) for found in packages))])
     lacking = len(runs) - len(origins)
     more = [Text(f"{count(lacking, 'run')} without provenance.", "note")] if lacking else []
     return Section(
