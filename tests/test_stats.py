@@ -5,7 +5,10 @@ from paceline.stats import (
     bootstrap_interval,
     improvement_interval,
     iqm,
+    performance_profile,
     probability_of_improvement,
+    profile_interval,
+    ratio_interval,
     stratified_bootstrap_interval,
     summarize,
 )
@@ -159,3 +162,56 @@ def test_bad_strata_are_refused() -> None:
         probability_of_improvement([[1.0]], [[1.0], [2.0]])
     with pytest.raises(ValueError, match="confidence"):
         stratified_bootstrap_interval([[1.0, 2.0]], confidence=2)
+
+
+# Scores of two algorithms, a run a row and a game a column, and what rliable 1.2.0 (with arch 7.2.0) makes of them:
+# `metrics.aggregate_iqm`, `metrics.probability_of_improvement`, `library.get_interval_estimates` with 50,000 resamples
+# and RandomState(0), `library.create_performance_profile` with 20,000.
+RLIABLE_X = np.array(
+    [
+        [0.686, 0.805, 0.683, 0.274],
+        [0.826, 0.712, 0.466, 0.745],
+        [0.691, 0.674, 0.607, 0.737],
+        [0.416, 0.559, 0.479, 0.750],
+        [0.610, 0.527, 0.405, 0.536],
+        [0.602, 0.531, 0.924, 0.852],
+    ]
+)
+RLIABLE_Y = np.array(
+    [
+        [0.507, 0.293, 0.326, -0.282],
+        [0.990, 0.793, 0.352, 0.682],
+        [0.534, 0.284, 0.743, 0.357],
+        [0.351, 0.212, 0.586, 0.420],
+        [0.614, 0.268, 0.488, 0.182],
+        [0.702, 0.506, 0.549, 0.573],
+    ]
+)
+RLIABLE_TAUS = [0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_equal_to_rliable() -> None:
+    x, y = list(RLIABLE_X.T), list(RLIABLE_Y.T)
+    assert iqm(RLIABLE_X) == pytest.approx(0.6356666666666666, abs=1e-12)
+    assert iqm(RLIABLE_Y) == pytest.approx(0.4624166666666667, abs=1e-12)
+    # 21 values: what is left is no multiple of four.
+    assert iqm(np.concatenate([RLIABLE_X, RLIABLE_Y])[:7, :3]) == pytest.approx(0.5877272727272728, abs=1e-12)
+    assert probability_of_improvement(x, y) == pytest.approx(0.7152777777777778, abs=1e-12)
+    assert performance_profile(x, RLIABLE_TAUS) == pytest.approx([1, 1, 19 / 24, 4 / 24, 0], abs=1e-12)
+    # The intervals are equal to sampling error: a hundredth, where they are some tenths wide.
+    assert stratified_bootstrap_interval(x, resamples=20_000) == pytest.approx((0.5655, 0.70233), abs=0.01)
+    assert stratified_bootstrap_interval(y, resamples=20_000) == pytest.approx((0.37933, 0.55875), abs=0.01)
+    assert improvement_interval(x, y, resamples=20_000) == pytest.approx((0.55556, 0.86111), abs=0.01)
+    low, high = profile_interval(x, RLIABLE_TAUS, resamples=20_000)
+    assert low == pytest.approx([1, 1, 0.625, 1 / 24, 0], abs=0.01)
+    assert high == pytest.approx([1, 1, 22 / 24, 8 / 24, 0], abs=0.01)
+
+
+def test_a_tie_with_the_threshold_is_not_above_it() -> None:
+    assert performance_profile([[1.0, 2.0], [3.0]], [1.0, 2.0, 3.0]) == pytest.approx([2 / 3, 1 / 3, 0])
+
+
+def test_interval_of_a_ratio() -> None:
+    assert ratio_interval([4.0, 4.0], [2.0]) == (2.0, 2.0)
+    low, high = ratio_interval([180.0, 200.0], [100.0, 110.0])
+    assert (low, high) == pytest.approx((180 / 110, 2.0))

@@ -81,7 +81,7 @@ def make_parser() -> Parser:
     envs.add_argument("id", nargs="?", help="the environment to check")
     envs.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in train: env.kwargs={a: 1}")
     envs.set_defaults(run=_envs)
-    from paceline.report.verbs import add_bench, add_compare
+    from paceline.verbs import add_bench, add_compare
 
     add_bench(verbs, Parser)
     plot = verbs.add_parser("plot", help="draw return, losses, entropy and throughput of runs")

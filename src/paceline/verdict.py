@@ -61,6 +61,7 @@ class _Run:
     cores: int
     gpu: bool
     overlap: bool
+    share: bool
 
     @property
     def full(self) -> bool:
@@ -77,6 +78,10 @@ class _Run:
     @property
     def no_core(self) -> str:
         return f"no core is free (of {self.cores})"
+
+    @property
+    def by_network(self) -> str:
+        return " over the network" if self.nodes > 1 else ""
 
     @property
     def more_workers(self) -> str:
@@ -106,6 +111,7 @@ def verdict(
     straggling: float | None,
     device: str = "cpu",
     overlap: bool = False,
+    share: bool = True,
 ) -> Verdict:
     """`main`: the mean lane of the processes that collect and learn, or with `actors` the lane of the learner.
     `actors`: the mean lane of those who collect for it; None where there are none.
@@ -113,10 +119,11 @@ def verdict(
     `straggling`: the share of the training time that the average worker, done with collecting, waits for slower ones;
     it is a part of `idle`.
     `device`: where the network learns, `cpu` or the name of a GPU; `overlap`: the next rollout is collected meanwhile.
+    `share`: more workers learn too; RLlib's only collect.
     """
     known_cpu = None if cpu_share is None or not math.isfinite(cpu_share) else min(1.0, max(0.0, cpu_share))
     gpu = device != "cpu" or overlap
-    run = _Run(algo, max(1, workers), max(1, nodes), known_cpu, max(1, cores), gpu, overlap)
+    run = _Run(algo, max(1, workers), max(1, nodes), known_cpu, max(1, cores), gpu, overlap, share)
     main = _tidy(main)
     if not any(main.values()):
         return _UNKNOWN
@@ -162,10 +169,12 @@ def _replicas(run: _Run, main: Lane, shares: dict[str, float]) -> Verdict:
         return _bound("act", share, f"{time} is choosing actions; {helps}; {run.more_workers}{rest}")
     if part == "learn":
         rows = run.more_workers if run.full else "more workers share the rows"
+        rows = rows if run.share else "more workers will not help, as they only collect; --engine ray will"
         helps = f"{run.fewer_steps} or a smaller network helps; {rows}; a faster environment will not help"
         return _bound("learner", share, f"{time} is gradient steps; {helps}{rest}")
     if part == "sync":
-        much = f"{time} is the exchange between {_count(run.workers, 'worker')} on {_count(run.nodes, 'node')}"
+        between = f"{_count(run.workers, 'worker')} on {_count(run.nodes, 'node')}"
+        much = f"{time} is the exchange{run.by_network} between {between}"
         fewer = "fewer nodes, or a faster link" if run.nodes > 1 else "fewer workers"
         return _bound(
             "sync",
@@ -231,7 +240,7 @@ def _learner(run: _Run, learner: Lane, actors: Lane) -> Verdict:
     if part == "sync":
         link = "a faster link or " if run.nodes > 1 else ""
         helps = f"{run.longer_rollouts} (fewer messages), {link}a smaller network helps; more actors will not help"
-        return _bound("sync", share, f"{time} is the exchange with its actors; {helps}{rest}")
+        return _bound("sync", share, f"{time} is the exchange{run.by_network} with its actors; {helps}{rest}")
     other = "a faster GPU" if run.gpu else "data-parallel ppo"
     where = " on the GPU" if run.gpu else ""
     helps = f"more actors will not help, {run.fewer_steps}, a smaller network or {other} will"
@@ -270,7 +279,7 @@ def _actors(run: _Run, learner: Lane, actors: Lane, waits: float) -> Verdict:
     if part == "sync":
         link = "fewer nodes, a faster link or " if run.nodes > 1 else ""
         helps = f"{run.longer_rollouts} (fewer messages), {link}a smaller network helps; a faster learner will not help"
-        return _bound("sync", share, f"{time} is the exchange with it; {helps}{rest}")
+        return _bound("sync", share, f"{time} is the exchange{run.by_network} with it; {helps}{rest}")
     helps = f"the hand-over is slow: {run.longer_rollouts} (fewer messages) helps; more actors will not help"
     return _bound("idle", share, f"{time} is waiting too; {helps}{rest}")
 

@@ -10,10 +10,10 @@ def amdahl(workers: int, serial: float) -> float:
     return 1 / (serial + (1 - serial) / workers)
 
 
-def test_speed_up_and_its_interval() -> None:
-    found = laws.speed_up({1: [100.0, 110.0], 2: [180.0, 200.0]})
-    assert found[1].value == 1.0 and found[2].value == pytest.approx(190 / 105)
-    assert found[2].low == pytest.approx(180 / 110) and found[2].high == pytest.approx(200 / 100)
+def test_ratios_and_their_intervals() -> None:
+    found = laws.ratio([180.0, 200.0], [100.0, 110.0])
+    assert found.value == pytest.approx(190 / 105)
+    assert found.low == pytest.approx(180 / 110) and found.high == pytest.approx(200 / 100)
     assert laws.ratio([3.0], [2.0]) == laws.Estimate(1.5, None, None, 1)
 
 
@@ -59,3 +59,11 @@ def test_intervals_cover_and_the_held_out_count_is_not_used() -> None:
 def test_too_few_counts_give_no_forecast() -> None:
     assert laws.fit("amdahl", {1: [1.0, 2.0]}) is None and laws.predict("amdahl", {1: [1.0]}, 2) is None
     assert laws.check("amdahl", {1: [1.0], 2: [2.0]}) is None
+
+
+def test_a_forecast_that_was_wrong_before_is_less_sure() -> None:
+    samples = {1: [100.0, 102.0], 2: [180.0, 182.0]}
+    plain, wide = laws.predict("amdahl", samples, 4), laws.predict("amdahl", samples, 4, -0.1)
+    assert plain is not None and wide is not None and plain.speed_up.value == wide.speed_up.value
+    assert plain.speed_up.low is not None and wide.speed_up.low == pytest.approx(0.9 * plain.speed_up.low)
+    assert plain.speed_up.high is not None and wide.speed_up.high == pytest.approx(1.1 * plain.speed_up.high)

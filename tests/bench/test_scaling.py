@@ -123,23 +123,18 @@ def test_figures_by_hand() -> None:
     assert "ray over rllib | 10.00×" in text
 
 
-def test_a_study_with_a_run_that_fails(here: Path, cli: Cli) -> None:
-    """Real runs: one process, two workers on Ray, and an environment that does not exist."""
-    words = "bench scaling --iterations 3 --envs CartPole-v1,NoSuchEnv-v0 --seeds 1 --workers 1,2 --out st"
-    small = ["--set", "ppo.rollout_steps=32", "--set", "ppo.epochs=1"]
-    result = cli(*words.split(), *small)
-    assert result.code == 1, result.err
-    assert "[4/4] NoSuchEnv-v0-ppo-auto-w2-s0  failed: " in result.out and "--retry" in result.out
+def test_a_study_and_a_run_that_fails(here: Path, cli: Cli) -> None:
+    """Real runs: one process, two workers on Ray, and then an environment that does not exist."""
+    small = ["--set", "ppo.rollout_steps=32", "--set", "ppo.epochs=1", "--out", "st"]
+    words = ["bench", "scaling", "--iterations", "3", "--seeds", "1", *small]
+    result = cli(*words, "--workers", "1,2")
+    assert result.code == 0, result.err
     tree = json.loads(Path("st/scaling.json").read_text())
-    assert [run["state"] for run in tree["runs"]] == ["done", "done", "failed", "failed"]
+    assert [run["state"] for run in tree["runs"]] == ["done", "done"]
     assert {path.suffix for path in Path("st").glob("scaling.*")} == {".json", ".md", ".csv", ".png"}
-    rows = list(csv.DictReader(Path("st/scaling.csv").read_text().splitlines()))
-    assert [row["state"] for row in rows] == ["done", "done", "failed", "failed"] and "NoSuchEnv" in rows[2]["reason"]
     # By hand, from the files: what an independent reader makes of them.
-    last = [
-        json.loads((Path("st") / run["name"] / "metrics.jsonl").read_text().splitlines()[-1])
-        for run in tree["runs"][:2]
-    ]
+    lines = [(Path("st") / run["name"] / "metrics.jsonl").read_text().splitlines() for run in tree["runs"]]
+    last = [json.loads(line[-1]) for line in lines]
     rates = [row["env_steps"] / row["train_seconds"] for row in last]
     points = tree["series"][0]["points"]
     assert [point["steps_per_second"]["value"] for point in points] == pytest.approx(rates)
@@ -149,11 +144,18 @@ def test_a_study_with_a_run_that_fails(here: Path, cli: Cli) -> None:
         split = {name[5:-8]: value for name, value in row.items() if name.startswith("time_")}
         assert point["time_split"] == pytest.approx(split)
         assert sum(split.values()) == pytest.approx(point["wall_seconds"]["value"], rel=0.02)
-    assert points[1]["verdict"] and points[1]["workers"] == 2
+        # The start is most of such a short run, and not what its speed-up is bound by.
+        assert point["verdict"] and not point["verdict"].startswith(("set-up", "unknown"))
 
     before = Path("st/CartPole-v1-ppo-auto-w1-s0/metrics.jsonl").stat().st_mtime_ns
-    result = cli(*words.split(), *small)
-    assert result.code == 1 and result.out.count("there already") == 2 and result.out.count("left alone") == 2
+    result = cli(*words, "--workers", "1", "--envs", "CartPole-v1,NoSuchEnv-v0")
+    assert result.code == 1 and result.out.count("there already") == 1 and "--retry" in result.out
     assert Path("st/CartPole-v1-ppo-auto-w1-s0/metrics.jsonl").stat().st_mtime_ns == before
+    assert "[2/2] NoSuchEnv-v0-ppo-auto-w1-s0  failed: " in result.out
+    rows = list(csv.DictReader(Path("st/scaling.csv").read_text().splitlines()))
+    assert [row["state"] for row in rows] == ["done", "done", "failed"] and "NoSuchEnv" in rows[2]["reason"]
+    assert "left alone without --retry" in cli(*words, "--workers", "1", "--envs", "NoSuchEnv-v0").out
     result = cli("compare", "st")
     assert result.code == 0 and "- NoSuchEnv-v0-ppo-auto-w1-s0: failed: " in result.out, result.err
+    result = cli(*words, "--workers", "1", "--set", "ppo.gamma=0.5")
+    assert result.code == 2 and "has ppo.gamma=" in result.err

@@ -15,6 +15,9 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
+from paceline.bench.study import load_runs
+from paceline.report.blocks import Page
+from paceline.report.page import build
 from paceline.resolve import resolve_tree
 
 FLAGS = (
@@ -38,7 +41,7 @@ def settings() -> dict[str, Any]:
     return tree
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_run(settings: dict[str, Any]) -> MakeRun:
     """A run as training leaves it: 20 steps of a return that rises to its best."""
 
@@ -92,10 +95,10 @@ def row(number: int, speed: float, best: float) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def study(tmp_path: Path, make_run: MakeRun) -> Path:
+@pytest.fixture(scope="session")
+def study(tmp_path_factory: pytest.TempPathFactory, make_run: MakeRun) -> Path:
     """40 runs: two engines, 1, 2 and 4 workers; 3 failed, one was stopped, one interrupted and resumed."""
-    folder, made = tmp_path / "study", 0
+    folder, made = tmp_path_factory.mktemp("forty") / "study", 0
     for engine, gain in (("ray", 0.9), ("rllib", 0.2)):
         for workers in (1, 2, 4):
             for seed in range(7 if engine == "ray" or workers == 1 else 6):
@@ -112,6 +115,11 @@ def study(tmp_path: Path, make_run: MakeRun) -> Path:
                 made += 1
     assert made == 40
     return folder
+
+
+@pytest.fixture(scope="session")
+def study_page(study: Path) -> Page:
+    return build([study], load_runs([study]))
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ import pytest
 from paceline.bench.groups import group
 from paceline.bench.study import load_runs
 from paceline.config import UserError
+from paceline.report import markdown
+from paceline.report.blocks import Page
 from paceline.report.page import build, render_html, write_report
 from paceline.report.speed import families
 
@@ -45,8 +47,8 @@ def test_a_study_of_forty_runs(study: Path, tmp_path: Path, cli: Cli) -> None:
     assert not re.findall(r'(?:src|href)="(?!#|data:)', text)
 
 
-def test_figures_are_those_of_the_raw_metrics(study: Path) -> None:
-    page = build([study], load_runs([study]))
+def test_figures_are_those_of_the_raw_metrics(study: Path, study_page: Page) -> None:
+    page = study_page
     rates: dict[str, list[float]] = {}
     for path in sorted(study.iterdir()):
         if json.loads((path / "status.json").read_text())["state"] == "done":
@@ -71,13 +73,11 @@ def test_figures_are_those_of_the_raw_metrics(study: Path) -> None:
     assert "Its 4 workers are learner-bound: 72 % of the time." in page.because
 
 
-def test_the_same_in_markdown(study: Path, cli: Cli) -> None:
-    result = cli("report", study, "--out", "-")
-    assert result.code == 0
-    assert "## What is missing" in result.out and "36 of 40" in result.out
-    assert "<script" not in result.out and "&lt;script&gt;alert(1)" in result.out
-    widths = {line.count(" | ") for line in result.out.splitlines() if line.startswith("| setting")}
-    assert widths == {6}
+def test_the_same_in_markdown(study_page: Page) -> None:
+    text = markdown.render(study_page)
+    assert "## What is missing" in text and "36 of 40" in text
+    assert "<script" not in text and "&lt;script&gt;alert(1)" in text
+    assert {line.count(" | ") for line in text.splitlines() if line.startswith("| setting")} == {6}
 
 
 def test_two_environments_are_never_one_figure(tmp_path: Path, make_run: MakeRun) -> None:

@@ -36,7 +36,7 @@ class Prediction:
     workers: int
     fitted_on: list[int]
     speed_up: Estimate
-    """The interval is for one new run: that of the fit, and the scatter of the runs."""
+    """The interval is for one new run: of the fit, the scatter of the runs, and how wrong a forecast was before."""
     steps_per_second: float
 
 
@@ -50,12 +50,6 @@ class Check:
     """Whether the measurement lies in the interval; None where there is none."""
     error: float
     """(foreseen - measured) / measured."""
-
-
-def speed_up(samples: Samples) -> dict[int, Estimate]:
-    """Over the fewest workers: ratio of mean throughputs."""
-    base = samples[min(samples)]
-    return {workers: ratio(values, base) for workers, values in samples.items()}
 
 
 def ratio(x: Sequence[float], y: Sequence[float]) -> Estimate:
@@ -88,8 +82,9 @@ def fit(law: str, samples: Samples) -> Fit | None:
     return Fit(law, Estimate(serial, *ends, runs=sum(map(len, samples.values()))), error)
 
 
-def predict(law: str, samples: Samples, workers: int) -> Prediction | None:
-    """What so many workers would bring, if each has a core and the law goes on to hold."""
+def predict(law: str, samples: Samples, workers: int, off: float = 0.0) -> Prediction | None:
+    """What so many workers would bring, if each has a core and the law goes on to hold. `off`: by how much of itself
+    it was wrong before, which widens the interval."""
     if len(samples) < 2:
         return None
     counts, means, drawn = _drawn(samples)
@@ -100,7 +95,8 @@ def predict(law: str, samples: Samples, workers: int) -> Prediction | None:
     if drawn is not None:
         each = law_speed_up(law, growth, _serial(law, counts, drawn / drawn[:, :1]))
         each = each * _scatter(samples)
-        ends = (float(np.quantile(each, 0.025)), float(np.quantile(each, 0.975)))
+        wide = min(abs(off), 1.0)
+        ends = (float(np.quantile(each, 0.025)) * (1 - wide), float(np.quantile(each, 0.975)) * (1 + wide))
     estimate = Estimate(value, *ends, runs=sum(map(len, samples.values())))
     return Prediction(law, workers, sorted(samples), estimate, value * float(means[0]))
 

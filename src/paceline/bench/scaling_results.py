@@ -20,6 +20,7 @@ from paceline.bench.results import machine
 from paceline.bench.study import RunData, load_run, solved_at
 from paceline.run.console import duration
 from paceline.run.directory import RunDirectory, replacing
+from paceline.verdict import verdict
 
 if TYPE_CHECKING:
     from paceline.bench.scaling import Point
@@ -71,13 +72,34 @@ def _figures(run: RunData, threshold: float | None) -> Entry:
         "threshold": threshold,
         "seconds_to_return": None if threshold is None else _seconds_to(run, threshold),
         "time_split": run.time_split,
-        "actor_time_split": run.summary.get("actor_time_split"),
-        "cpu_percent": run.summary.get("cpu_percent"),
-        "verdict": run.verdict,
+        "verdict": _verdict_on(run),
         "resumed": run.resumed,
         "problems": run.problems,
         "machine": machine(RunDirectory(run.path)),
     }
+
+
+def _verdict_on(run: RunData) -> str:
+    """On its training alone: the start, which would bound any short run, is no part of a speed-up."""
+    summary, training = run.summary, run.train_seconds
+    hosts = summary.get("hosts") or []
+    cores = sum(host.get("cores") or 0 for host in hosts) or int(run.provenance.get("cores") or 1)
+    used, late = summary.get("cpu_percent"), summary.get("straggling_seconds")
+    engine = run.config.get("engine") or {}
+    found = verdict(
+        {**run.time_split, "start": 0.0},
+        summary.get("actor_time_split"),
+        algo=run.algo,
+        workers=run.workers,
+        nodes=run.nodes,
+        cpu_share=None if used is None else used / 100 / cores,
+        cores=cores,
+        straggling=None if late is None or not training else late / training,
+        device=run.device,
+        overlap=bool(engine.get("overlap")),
+        share=run.engine != "rllib",
+    )
+    return found.text
 
 
 def line(entry: Entry) -> str:
@@ -123,13 +145,15 @@ def _series(kind: Sequence[Any], entries: list[Entry]) -> dict[str, Any]:
     base = next((cell for cell in measured if cell), [])
     law = LAW[named["scaling"]]
     samples = _samples(measured)
+    check = laws.check(law, samples)
+    off = check.error if check is not None else 0.0
     return {
         **named,
         "law": law,
         "points": [_point(cell, done, base) for cell, done in zip(cells, measured, strict=True)],
         "fits": [_tree(found) for name in ("amdahl", "gustafson") if (found := laws.fit(name, samples))],
-        "check": _tree(laws.check(law, samples)) if samples else None,
-        "prediction": _tree(laws.predict(law, samples, 2 * max(samples))) if samples else None,
+        "check": _tree(check),
+        "prediction": _tree(laws.predict(law, samples, 2 * max(samples), off)) if samples else None,
         "cores": max((entry["machine"]["cores"] or 0 for cell in measured for entry in cell), default=0),
     }
 
@@ -147,7 +171,8 @@ def _point(cell: list[Entry], done: list[Entry], base: list[Entry]) -> dict[str,
     """One number of workers on one number of nodes."""
     first = cell[0]
     rates, base_rates = ([entry["steps_per_second"] for entry in each] for each in (done, base))
-    gain = laws.ratio(rates, base_rates) if done else None
+    # Over itself it is 1, for sure.
+    gain = Estimate(1.0, runs=len(done)) if done and done is base else laws.ratio(rates, base_rates) if done else None
     growth = first["workers"] / base[0]["workers"] if base else math.nan
     reached = [entry["seconds_to_return"] for entry in done if entry["seconds_to_return"] is not None]
     return {

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.bench.results import machines, table
 
 Tree = dict[str, Any]
-PARTS = ("start", "env", "act", "learn", "sync", "idle", "eval", "save")
+PARTS = ("env", "act", "learn", "sync", "idle", "eval", "save")
 LAWS = {"amdahl": "Amdahl (the work stays the same)", "gustafson": "Gustafson (it grows with the workers)"}
 
 
@@ -71,7 +71,7 @@ def _measured(series: Sequence[Tree]) -> str:
 
 
 def _reach(limits: set[float]) -> str:
-    return f"time to return {limits.pop():g}, s" if len(limits) == 1 else "time to the solved return, s"
+    return f"time to return {next(iter(limits)):g}, s" if len(limits) == 1 else "time to the solved return, s"
 
 
 def _note(series: Sequence[Tree]) -> str:
@@ -85,15 +85,17 @@ def _note(series: Sequence[Tree]) -> str:
 
 
 def _split(series: Sequence[Tree]) -> str:
-    """Shares of the wall time."""
+    """Shares of the time of training; the start, which is none, in seconds."""
     rows = []
     for one in series:
         for point in one["points"]:
-            total = sum(point["time_split"].values())
+            split = point["time_split"]
+            total = sum(split.get(part, 0.0) for part in PARTS)
             if total:
-                shares = [100 * point["time_split"].get(part, 0.0) / total for part in PARTS]
-                rows.append([title(one, series), size(point), *(f"{share:.0f} %" for share in shares)])
-    return "Where the time goes, in shares of the wall time:\n\n" + table(["", "workers", *PARTS], rows)
+                shares = [f"{100 * split.get(part, 0.0) / total:.0f} %" for part in PARTS]
+                rows.append([title(one, series), size(point), *shares, f"{split.get('start', 0.0):.1f}"])
+    head = ["", "workers", *PARTS, "start, s"]
+    return "Where the time goes: shares of the training time, and the start before it:\n\n" + table(head, rows)
 
 
 def _engines(rows: Sequence[Tree]) -> str:
@@ -147,7 +149,8 @@ def _check(check: Tree) -> str:
     }
     return (
         f"held out: from {on} workers, {foreseen} is foreseen for {prediction['workers']}; measured "
-        f"{shown(check['measured'], 2, '×')}, {word[check['inside']]} ({100 * check['error']:+.0f} %)."
+        f"{shown(check['measured'], 2, '×')}, {word[check['inside']]} ({100 * check['error']:+.0f} %, by which the "
+        "forecast is widened)."
     )
 
 

@@ -14,12 +14,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline import __version__
 from paceline.bench import files
 from paceline.bench.files import FAILED, FINISHED, MISSING, RUNNING, Floats, Tree, one_line
 from paceline.config import UserError
@@ -235,9 +235,9 @@ def load_run(path: Path) -> RunData:
     state, reason = files.state(status, metrics)
     if torn and state != RUNNING:  # else it is the row being written
         problems.append(torn)
-    made_by = provenance.get("paceline")
-    if made_by and made_by != __version__:
-        problems.append(f"made by paceline {made_by}, read by {__version__}: names may have changed their meaning")
+    made_by, ours = provenance.get("paceline"), version("paceline")
+    if made_by and made_by != ours:
+        problems.append(f"made by paceline {made_by}, read by {ours}: names may have changed their meaning")
     if state == FINISHED and metrics and summary.get("env_steps") not in (None, int(metrics["env_steps"][-1])):
         said, have = summary["env_steps"], int(metrics["env_steps"][-1])
         problems.append(f"summary.json counts {said:,} steps and metrics.jsonl {have:,}: rows are missing")

@@ -310,6 +310,7 @@ class Loop:
             straggling=engine.straggling_seconds / training,
             device=engine.device,
             overlap=self.config.engine.overlap,
+            share=engine.name != "rllib",
         )
 
     def summary(self, status: str) -> dict[str, Any]:

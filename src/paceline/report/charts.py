@@ -94,10 +94,9 @@ def scaling(families: Sequence[Family]) -> tuple[Data, Data]:
                 found.append(guess)
         return found
 
-    least = min(point.workers for family in families for point in family.points)
-    most = max(point.workers for family in families for point in family.points)
-    x = {point.workers for family in families for point in family.points}
-    x = sorted(x | {family.prediction.workers for family in families if family.prediction is not None})
+    measured = {point.workers for family in families for point in family.points}
+    x = sorted(measured | {family.prediction.workers for family in families if family.prediction is not None})
+    least, most = min(measured), max(measured)
     common = {"kind": "points", "x": "workers", "unit": "workers"}
     up = {"ideal": {"x": x, "y": short([one / least for one in x])}, "y": "speed-up", "format": ".2f"}
     even = {"ideal": {"x": [least, most], "y": [1, 1]}, "y": "efficiency", "format": ".0%"}

@@ -15,7 +15,7 @@ from paceline.bench.groups import Group, differences, group
 from paceline.bench.plan import known_range
 from paceline.bench.results import table
 from paceline.bench.study import RunData, load_runs, problems_of
-from paceline.config import UserError
+from paceline.config import SECTIONS, UserError
 from paceline.run.console import duration
 from paceline.run.directory import write_json, write_text
 
@@ -67,7 +67,9 @@ def page(
             parts.append(_improvements(one))
     parts.append(_legend(result))
     settings = differences([member.runs[0] for member in groups])
-    shown = {key: values for key, values in settings.items() if key != "seed"}
+    # Where algorithms differ, so does every setting of theirs.
+    own = SECTIONS if "algo" in settings else ()
+    shown = {key: values for key, values in settings.items() if key != "seed" and key.partition(".")[0] not in own}
     if shown and len(groups) > 1:
         labels = [member.label for member in groups]
         rows = [[f"`{key}`", *(str(value) for value in values)] for key, values in shown.items()]

@@ -90,7 +90,8 @@ class Dashboard:
         return response
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
-        text = assets.render("dashboard.html.j2", folder=str(self.watcher.folder), version=assets.plotly_version())
+        folder = self.watcher.folder
+        text = assets.render("dashboard.html.j2", folder=folder.name, path=str(folder), version=assets.plotly_version())
         return web.Response(text=text, content_type="text/html")
 
     async def _static(self, request: web.Request) -> web.StreamResponse:

@@ -10,9 +10,9 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
-from paceline import __version__
 from paceline.bench import files
 from paceline.bench.files import FINISHED, Tree
 from paceline.bench.groups import Group, group
@@ -224,7 +224,7 @@ def render_html(page: Page) -> str:
     return assets.render(
         "report.html.j2",
         page=page,
-        generator=f"paceline {__version__}",
+        generator=f"paceline {version('paceline')}",
         nonce=secrets.token_urlsafe(16),
         style=assets.read("style.css"),
         script=assets.read("charts.js") + assets.read("report.js"),

@@ -123,11 +123,18 @@ const table = () => {
   $("counts").textContent = Object.entries(counts).map(([state, count]) => `${count} ${state}`).join(" · ");
 };
 
+// The speed of single iterations jumps: each value is the mean of nine, fewer at the ends.
+const smooth = (values) => values.map((_, i) => {
+  const near = values.slice(Math.max(0, i - 4), i + 5);
+  return near.reduce((sum, value) => sum + value, 0) / near.length;
+});
+
 const plots = () => {
   const at = along === "steps" ? 0 : 1, names = [...shown].filter((name) => runs.has(name));
   const pick = (points, y) => {
     const kept = points.filter((point) => point[at] !== null && point[y] !== null);
-    return { x: kept.map((point) => point[at]), mean: kept.map((point) => point[y]) };
+    const values = kept.map((point) => point[y]);
+    return { x: kept.map((point) => point[at]), mean: y === 3 ? smooth(values) : values };
   };
   const dots = (points) => ({ x: points.map((point) => point[0]), y: points.map((point) => point[1]) });
   const series = (y) => names.map((name) => {
