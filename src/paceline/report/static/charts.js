@@ -104,7 +104,7 @@ const Charts = (() => {
         customdata: p.seconds.map((v, i) => [v, part[i]]), hovertemplate: `${p.name}: %{customdata[0]:.3~g} s, %{customdata[1]:.1%}<extra>%{y}</extra>` };
     });
     const x = share ? { tickformat: ".0%", range: [0, 1] } : { rangemode: "tozero" };
-    const height = 110 + 44 * chart.rows.length;
+    const height = 110 + (narrow() ? 56 : 44) * chart.rows.length;
     return [traces, layout({ barmode: "stack", uniformtext: { mode: "hide", minsize: 9 }, bargap: 0.35, height, xaxis: axis(share ? "share of the time" : "seconds", x),
       legend: { ...layout({}).legend, y: -70 / (height - 60), traceorder: "normal" },
       yaxis: axis("", { autorange: "reversed", tickfont: { size: 12, color: css("--ink") }, ticklabelstandoff: 6 }) })];
@@ -115,7 +115,7 @@ const Charts = (() => {
     const traces = chart.series.map((s) => ({ type: "bar", orientation: "h", name: plain(s.label), y: names(chart.rows), x: s.values,
       marker: { color: colour(s.slot) }, hovertemplate: `%{x:${chart.format}}<extra>%{y}</extra>` }));
     const x = axis(chart.x, { rangemode: "tozero", tickformat: chart.format === ".0%" ? ".0%" : undefined });
-    return [traces, layout({ bargap: 0.4, height: 90 + 34 * chart.rows.length * chart.series.length, showlegend: chart.series.length > 1, xaxis: x,
+    return [traces, layout({ bargap: 0.4, height: 90 + (narrow() ? 62 : 34) * chart.rows.length * chart.series.length, showlegend: chart.series.length > 1, xaxis: x,
       yaxis: axis("", { autorange: "reversed", tickfont: { size: 12, color: css("--ink") } }) })];
   };
 
@@ -125,7 +125,7 @@ const Charts = (() => {
     phases.forEach((phase, i) => {
       const own = chart.spans.filter((s) => s.phase === phase);
       traces.push({ type: "bar", orientation: "h", name: plain(phase), y: names(own.map((s) => s.row)), base: own.map((s) => s.from), x: own.map((s) => s.to - s.from),
-        marker: { color: colour(i), pattern: { shape: ["", "/", "."][Math.floor(i / 7) % 3], fgcolor: css("--page"), solidity: 0.25 } }, customdata: own.map((s) => [plain(s.detail), s.from, s.to]),
+        marker: { color: colour(i), pattern: { shape: ["", "/", "."][Math.floor(i / 7) % 3], fillmode: "overlay", fgcolor: css("--page"), solidity: 0.25 } }, customdata: own.map((s) => [plain(s.detail), s.from, s.to]),
         hovertemplate: `${plain(phase)}: %{customdata[1]:.4~g} to %{customdata[2]:.4~g} s<br>%{customdata[0]}<extra>%{y}</extra>` });
     });
     const height = 120 + 36 * chart.rows.length;
