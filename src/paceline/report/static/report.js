@@ -18,7 +18,10 @@ const unpack = async () => {
   document.head.append(script);
 };
 
-const draw = (id) => Charts.draw(document.getElementById(id), charts[id], options[id] || {});
+const draw = (id) => {
+  Charts.draw(document.getElementById(id), charts[id], options[id] || {});
+  if (!performance.getEntriesByName("plot").length) performance.mark("plot");
+};
 
 const start = async () => {
   try {
@@ -33,7 +36,6 @@ const start = async () => {
       if (!entry.isIntersecting || !waiting.delete(entry.target.id)) continue;
       seen.unobserve(entry.target);
       draw(entry.target.id);
-      if (!performance.getEntriesByName("plot").length) performance.mark("plot");
     }
   }, { rootMargin: "100px" });
   waiting.forEach((id) => seen.observe(document.getElementById(id)));
@@ -45,7 +47,7 @@ const start = async () => {
     draw(id);
     setTimeout(rest, 30);
   };
-  setTimeout(rest, 300);
+  setTimeout(rest, 100);
 };
 
 for (const controls of document.querySelectorAll("[data-for]")) {
