@@ -25,7 +25,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 IMAGES = Path(__file__).parent / "images"
 COMMAND = [sys.executable, "-m", "paceline"]
 STEPS, SEEDS = 60_000, 3
-WIDTH, COLOURS = 1180, 64
+WIDTH, COLOURS = 1180, 200
 SECONDS = 120.0
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars")
 QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
