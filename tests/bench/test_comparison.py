@@ -30,8 +30,8 @@ def test_figures_by_hand(make_run: MakeRun, tmp_path: Path) -> None:
     assert one.scores == [100.0, 101.0, 102.0, 103.0] and one.score.value == 101.5 and one.mean == 101.5
     assert one.std == pytest.approx(np.std([0, 1, 2, 3], ddof=1)) and one.fall == 0.0 and two.fall == 30.0
     assert one.score.low is not None and 100 <= one.score.low < 101.5 < (one.score.high or 0) <= 103
-    # The curve is flat at its first value up to 100 steps, then a line: 10 + the mean of 0..90 over nine tenths.
-    assert one.area.value == pytest.approx(0.1 * 10 + 0.9 * 55 + 1.5)
+    # Up to the first row, at 100 steps, the least of any run; then a line from 10 to 100, and 1.5 for the mean seed.
+    assert one.area.value == pytest.approx((9 * 10 + 10.75 + 90 * 56.5) / 100)
     assert one.reached is not None and one.reached.runs == 4
     assert one.reached.steps is not None and one.reached.steps.value == 1000.0
     assert one.reached.seconds is not None and one.reached.seconds.value == 15.0
@@ -52,6 +52,18 @@ def test_at_equal_time(make_run: MakeRun, tmp_path: Path) -> None:
     assert fast.scores == [100.0] and slow.scores == [50.0] and slow.score.low is None
     assert any("one run alone" in note for note in found.notes)
     assert any("at 10 wall seconds, where the shortest run ends" in note for note in found.notes)
+
+
+def test_a_run_is_not_given_a_score_it_has_not_got_yet(make_run: MakeRun, tmp_path: Path) -> None:
+    """One has ended after 10 s of wall time, of the other the first row comes after 13."""
+    make_run("quick", UP, seconds=0.5)
+    make_run("slow", [77.0, *UP[1:]], engine="ray", workers=2, seconds=8.0)
+    found = compared(tmp_path, at="time")
+    assert found.horizon == {"CartPole-v1": 13.0}
+    quick, slow = found.results
+    assert quick.scores == [100.0] and slow.scores == [77.0]
+    assert slow.area.value == pytest.approx((99 * 10 + (10 + 77) / 2) / 100) and slow.curve is not None
+    assert slow.curve.x == [13.0] and quick.curve is not None and quick.curve.x[0] > 5
 
 
 def test_a_shorter_run_sets_the_place(make_run: MakeRun, tmp_path: Path) -> None:

@@ -172,3 +172,12 @@ def test_help_is_quick_and_light() -> None:
     program = "import sys; from paceline.cli import make_parser; make_parser(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30).stdout.split()
     assert "paceline.launch.launch" in loaded and not {"psutil", "pydantic", "ray", "torch"} & {*loaded}
+
+
+def test_the_first_hosts_alone(here: Path, cli: Callable[..., Any]) -> None:
+    from paceline.launch.launch import _first
+
+    assert [host.name for host in _first(local.rehearsal(3), 2).hosts] == ["rehearsal0", "rehearsal1"]
+    result = cli("launch", "--rehearse", "2", "--nodes", "3", "--", "true")
+    assert result.code == 2 and "--nodes 3: the allocation has 2" in result.err and not list(here.iterdir())
+    assert "at least 1" in cli("launch", "--nodes", "0", "--", "true").err

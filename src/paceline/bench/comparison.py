@@ -2,8 +2,9 @@
 
     compare(groups, at="steps", metric="return", threshold=None, ranges=None) -> Comparison
 
-Scores are taken at the same place of all runs: the horizon, where the shortest of them ends. The statistics are those
-of rliable (interquartile mean, stratified bootstrap, probability of improvement, performance profiles).
+Scores are taken at the same place of all runs: the horizon, where the shortest of them ends, or later where another has
+no value yet; a run that is over keeps its last. The statistics are those of rliable (interquartile mean, stratified
+bootstrap, probability of improvement, performance profiles).
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class Result:
     std: float | None
     """Over runs, N - 1 in the denominator: how much the seed decides."""
     area: Estimate
-    """Mean height of the curve up to the horizon: sample efficiency, or with `time` efficiency in time."""
+    """Mean height of the curve up to the horizon (before its first value, the least of any run): sample efficiency, or
+    with `time` efficiency in time."""
     fall: float
     """Largest fall below what was reached before, mean over runs: stability."""
     last: Estimate
@@ -174,7 +176,11 @@ def compare(
     silent = [run.name for run in used if not series[run.path][0].size]
     if silent:
         raise UserError(f"--metric {metric}: {', '.join(silent[:5])} has no such values; leave it out or take another")
-    horizon = {task: min(float(series[run.path][0][-1]) for run in used if run.task == task) for task in tasks}
+    horizon, floor = {}, {}
+    for task in tasks:
+        of_task = [series[run.path] for run in used if run.task == task]
+        horizon[task] = max(min(float(x[-1]) for x, _ in of_task), max(float(x[0]) for x, _ in of_task))
+        floor[task] = min(float(y[0]) for _, y in of_task)
     limit = (
         threshold if threshold is not None or mixed or metric not in (RETURN, EVALUATION) else solved_at(used[0].env)
     )
@@ -182,7 +188,7 @@ def compare(
     scores = np.concatenate([values for part in parts for values in part.values()])
     thresholds = np.linspace(min(0.0, float(scores.min())), float(scores.max()), POINTS)
     results = [
-        _result(group, part, series, horizon, thresholds, limit, at, mixed)
+        _result(group, part, series, horizon, floor, thresholds, limit, at, mixed)
         for group, part in zip((group for group in groups if group.used), parts, strict=True)
     ]
     return Comparison(
@@ -230,6 +236,7 @@ def _result(
     strata: _Strata,
     series: Mapping[Any, _Series],
     horizon: Mapping[str, float],
+    floor: Mapping[str, float],
     thresholds: Floats,
     limit: float | None,
     at: str,
@@ -243,7 +250,10 @@ def _result(
     ends = profile_interval(values, thresholds) if several else None
     curves = [series[run.path] for run in runs]
     grids = [np.linspace(0.0, horizon[run.task], POINTS) for run in runs]
-    heights = [np.interp(grid, x, y) for grid, (x, y) in zip(grids, curves, strict=True)]
+    # A run that has no value yet has nothing to show: the least that any run began with.
+    heights = [
+        np.interp(grid, x, y, left=floor[run.task]) for run, grid, (x, y) in zip(runs, grids, curves, strict=True)
+    ]
     return Result(
         label=group.label,
         key=group.key,
@@ -350,8 +360,8 @@ def _notes(
     for task, end in horizon.items():
         if longest[task] > 1.1 * end:
             notes.append(
-                f"{task}: scores are compared at {end:,.0f} {AXES[at]}, where the shortest run ends; the longest has "
-                f"{longest[task]:,.0f}"
+                f"{task}: scores are compared at {end:,.0f} {AXES[at]}, where the shortest run ends or, if later, all "
+                f"have a value; the longest has {longest[task]:,.0f}"
             )
     versions = sorted({run.version or "unknown" for run in used})
     if len(versions) > 1:

@@ -144,7 +144,7 @@ def _check(check: Tree) -> str:
     foreseen = shown(prediction["speed_up"], 2, "×")
     word = {
         True: "inside the interval",
-        False: "**outside the interval: do not rely on the forecast**",
+        False: "**outside the interval**: the law misses something",
         None: "no interval",
     }
     return (
