@@ -70,7 +70,7 @@ def test_figures_are_those_of_the_raw_metrics(study: Path, study_page: Page) -> 
             assert row[8].startswith(f"{100 * gain / int(workers):.0f} % ")
     assert page.headline.startswith("ppo, ray: 4 workers are 3.4")
     assert any("rllib" in text for text in page.because)
-    assert "Its 4 workers are learner-bound: 72 % of the time." in page.because
+    assert any(text.startswith("Its 4 workers are learner-bound: 60 % of the") for text in page.because)
 
 
 def test_the_same_in_markdown(study_page: Page) -> None:

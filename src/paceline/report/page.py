@@ -129,7 +129,7 @@ def verdict(tasks: Sequence[Task], runs: Sequence[RunData]) -> tuple[str, list[s
         text += f"{family.points[0].workers}"
         text += f" (95 %: {sure})" if sure else " (one run each, so no interval)"
         lines.append(f"{text}, an efficiency of {percent(last.efficiency.value)}.")
-        if bound := sections.verdict_of(last.group):
+        if bound := sections.verdict_of(last.group, training=True):
             lines.append(f"Its {last.workers} workers are {bound}.")
     for task in tasks:
         if task.by_steps is None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from paceline.bench.comparison import Comparison, compare, mean_split
 from paceline.bench.files import FINISHED, INTERRUPTED, Tree
 from paceline.bench.groups import Group
+from paceline.bench.scaling_results import verdict_on_training
 from paceline.bench.study import RunData
 from paceline.config import UserError
 from paceline.report import charts
@@ -159,7 +160,7 @@ def missing(runs: Sequence[RunData]) -> Section:
         ]
         blocks.append(Table("Runs that did not finish", ["run", "state", "steps", "why"], rows, (2,)))
     else:
-        blocks.append(Text(f"All {count(len(runs), 'run')} finished."))
+        blocks.append(Text("All runs finished."))
     if resumed:
         said = f"{count(len(resumed), 'run')} interrupted and resumed, and counted as one each: {listed(resumed)}."
         blocks.append(Text(said))
@@ -298,13 +299,16 @@ def time_split(groups: Sequence[Group]) -> Section | None:
         ),
     ]
     if verdicts:
-        blocks.append(Table("What bounds it, and what would help", ["group", "verdict"], verdicts))
+        blocks.append(
+            Table("What bounds the whole run, start and all, and what would help", ["group", "verdict"], verdicts)
+        )
     return Section("time", "Time split", blocks)
 
 
-def verdict_of(group: Group) -> str:
-    """What most of its runs say bounds them, in the words of one of these."""
-    said = [run.verdict for run in group.used if run.verdict]
+def verdict_of(group: Group, *, training: bool = False) -> str:
+    """What bounds most of its runs, in the words of one of these. `training`: of that time alone, as a speed-up is."""
+    runs = [run for run in group.used if run.verdict]
+    said = [verdict_on_training(run) if training else run.verdict for run in runs]
     if not said:
         return ""
     bound, many = Counter(text.partition(":")[0] for text in said).most_common(1)[0]
