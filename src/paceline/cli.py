@@ -91,6 +91,10 @@ def make_parser() -> Parser:
     plot.add_argument("--smooth", type=int, default=1, metavar="K", help="moving average over K rows")
     plot.add_argument("-o", "--output", required=True, metavar="FILE", help="a .png, .svg or .pdf file")
     plot.set_defaults(run=_plot)
+    from paceline.report.command import add_dashboard, add_report
+
+    add_report(verbs)
+    add_dashboard(verbs)
     add_compare(verbs)
     export = verbs.add_parser("export", help="a trained agent as one file that needs nothing of paceline")
     export.add_argument("target", metavar="RUN|CHECKPOINT")

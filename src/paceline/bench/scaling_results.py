@@ -72,14 +72,14 @@ def _figures(run: RunData, threshold: float | None) -> Entry:
         "threshold": threshold,
         "seconds_to_return": None if threshold is None else _seconds_to(run, threshold),
         "time_split": run.time_split,
-        "verdict": _verdict_on(run),
+        "verdict": verdict_on_training(run),
         "resumed": run.resumed,
         "problems": run.problems,
         "machine": machine(RunDirectory(run.path)),
     }
 
 
-def _verdict_on(run: RunData) -> str:
+def verdict_on_training(run: RunData) -> str:
     """On its training alone: the start, which would bound any short run, is no part of a speed-up."""
     summary, training = run.summary, run.train_seconds
     hosts = summary.get("hosts") or []

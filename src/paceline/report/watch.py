@@ -1,0 +1,318 @@
+"""The runs under a folder as they stand, read again and again: only what has been added since the last look is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from paceline.bench.files import RUNNING, state
+from paceline.bench.study import find_runs
+from paceline.config import UserError
+from paceline.verdict import ASIDE, TRAINING
+
+Row = dict[str, Any]
+Stamp = tuple[int, int, int]
+
+PARTS = (*TRAINING, *ASIDE)
+CURVE = ("env_steps", "wall_seconds", "return_mean", "iteration_steps_per_second")
+DETAILS = (
+    "verdict",
+    "hosts",
+    "worker_time_split",
+    "workers_healthy",
+    "workers_lost",
+    "peak_memory_bytes",
+    "cpu_percent",
+    "resumed",
+    "device",
+    "nodes",
+)
+POINTS = 800
+"""Of a curve; when there are more, every other one goes."""
+SCAN_SECONDS = 3.0
+SETTLED_SECONDS = 5.0
+"""How often a run that is not running is looked at."""
+TAIL = 64 << 10
+LOG_ENDINGS = (".log", ".jsonl", ".txt", ".out", ".err")
+
+
+@dataclass
+class Growing:
+    """A file of JSON lines that is appended to, and rarely replaced by a shorter one."""
+
+    path: Path
+    offset: int = 0
+    tail: bytes = b""
+    """What stood before the offset: where it does no longer, the file is another one."""
+    inode: int = 0
+
+    def read(self) -> tuple[list[Row], bool]:
+        """The rows added since, and whether all that was read before is void. A line without its end waits."""
+        try:
+            with self.path.open("rb") as file:
+                about = os.fstat(file.fileno())
+                again = self.offset > 0 and not self._is_same(file, about)
+                if again:
+                    self.offset, self.tail = 0, b""
+                self.inode = about.st_ino
+                file.seek(self.offset)
+                rows = []
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self.offset += len(line)
+                    self.tail = (self.tail + line)[-64:]
+                    if (row := _row(line)) is not None:
+                        rows.append(row)
+        except OSError:
+            return [], False
+        return rows, again
+
+    def _is_same(self, file: Any, about: os.stat_result) -> bool:
+        if about.st_ino != self.inode or about.st_size < self.offset:
+            return False
+        file.seek(self.offset - len(self.tail))
+        return bool(file.read(len(self.tail)) == self.tail)
+
+
+@dataclass
+class Curve:
+    """Points of one run, thinned when they are many. `epoch` changes when those sent before are void."""
+
+    epoch: int = 0
+    points: list[list[float | None]] = field(default_factory=list)
+    _stride: int = 1
+    _skipped: int = 0
+
+    def add(self, values: list[float | None]) -> None:
+        self._skipped += 1
+        if self.points and self._skipped < self._stride:
+            return
+        self._skipped = 0
+        self.points.append(values)
+        if len(self.points) > POINTS:
+            self.points = self.points[::2]
+            self._stride *= 2
+            self.epoch += 1
+
+    def clear(self) -> None:
+        self.points, self._stride, self._skipped = [], 1, 0
+        self.epoch += 1
+
+
+class LiveRun:
+    """One run directory. `version` grows whenever something that is shown has changed."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.version = 0
+        self.curve, self.evaluations = Curve(), Curve()
+        self.config: Row = {}
+        self.status: Row = {}
+        self.summary: Row = {}
+        self.last: Row = {}
+        self._metrics, self._evals = Growing(path / "metrics.jsonl"), Growing(path / "eval.jsonl")
+        self._stamps: dict[str, Stamp] = {}
+        self._looked = 0.0
+        self._state = ("", "")
+        self._walls: deque[float] = deque(maxlen=6)
+
+    def look(self, now: float) -> None:
+        if self.state != RUNNING and self._looked and now - self._looked < SETTLED_SECONDS:
+            return
+        self._looked, before = now, self._state
+        changed = False
+        if self._moved("config.yaml"):
+            self.config, changed = _read_yaml(self.path / "config.yaml"), True
+        if self._moved("status.json"):
+            self.status, changed = _read_json(self.path / "status.json"), True
+        if self._moved("summary.json"):
+            self.summary, changed = _read_json(self.path / "summary.json"), True
+        if self._moved("metrics.jsonl"):
+            changed |= self._follow(self._metrics, self.curve, CURVE)
+        if self._moved("eval.jsonl"):
+            changed |= self._follow(self._evals, self.evaluations, ("env_steps", "return_mean"))
+        self._state = state(self.status, {"wall_seconds": np.array(self._walls)})
+        if changed or self._state != before:  # a run that falls silent changes no file
+            self.version += 1
+
+    @property
+    def state(self) -> str:
+        return self._state[0]
+
+    def row(self) -> Row:
+        """What the table of runs shows."""
+        about, last = self.summary, self.last
+        env, engine = _section(self.config, "env"), _section(self.config, "engine")
+        steps = last.get("env_steps") or about.get("env_steps") or self.status.get("env_steps") or 0
+        goal = _section(self.config, "stop").get("total_steps")
+        return {
+            "name": self.name,
+            "state": self.state,
+            "reason": self._state[1],
+            "algo": str(self.config.get("algo") or ""),
+            "env": str(env.get("id") or ""),
+            "engine": str(about.get("engine") or engine.get("name") or ""),
+            "workers": about.get("workers") or engine.get("workers") or 1,
+            "seed": self.config.get("seed"),
+            "env_steps": steps,
+            "progress": min(1.0, steps / goal) if isinstance(goal, int) and goal > 0 else None,
+            "iteration": last.get("iteration") or about.get("iterations"),
+            "return_mean": _number(last.get("return_mean", about.get("return_mean"))),
+            "best_return": _number(about.get("best_return")),
+            "steps_per_second": _number(last.get("steps_per_second", about.get("steps_per_second"))),
+            "wall_seconds": _number(last.get("wall_seconds", about.get("wall_seconds"))),
+            "updated_at": self.status.get("updated_at"),
+            "split": {part: round(seconds, 3) for part, seconds in self._split().items() if seconds > 0},
+        }
+
+    def details(self) -> Row:
+        """What is shown of the run that is looked at closely."""
+        live = {name: self.last[name] for name in DETAILS if self.last.get(name) is not None}
+        return {
+            **{name: self.summary[name] for name in DETAILS if self.summary.get(name) is not None},
+            **live,
+            "memory_bytes": self.last.get("memory_bytes"),
+            "host": self.status.get("host"),
+            "pid": self.status.get("pid"),
+            "logs": [path.name for path in self.logs()],
+        }
+
+    def logs(self) -> list[Path]:
+        """Plain files alone: a link could lead out of the run."""
+        try:
+            with os.scandir(self.path / "logs") as entries:
+                found = [
+                    Path(entry.path)
+                    for entry in entries
+                    if entry.name.endswith(LOG_ENDINGS) and entry.is_file(follow_symlinks=False)
+                ]
+        except OSError:
+            return []
+        return sorted(found, key=lambda path: (path.name != "events.log", path.name))
+
+    def read_log(self, name: str, start: int | None) -> tuple[str, int] | None:
+        """The text from `start` (None: the end of the file) and where to go on; None if there is no such log."""
+        path = next((path for path in self.logs() if path.name == name), None)
+        if path is None:
+            return None
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            about = os.fstat(fd)
+            if not stat.S_ISREG(about.st_mode):
+                return None
+            last = max(0, about.st_size - TAIL)
+            begin = last if start is None or not 0 <= start <= about.st_size else max(start, last)
+            file.seek(begin)
+            text = file.read(TAIL)
+        return text.decode("utf-8", errors="replace"), begin + len(text)
+
+    def _split(self) -> dict[str, float]:
+        live = {part: self.last.get(f"time_{part}_seconds") for part in PARTS}
+        split = live if any(live.values()) else _section(self.summary, "time_split")
+        return {part: seconds for part in PARTS if (seconds := _number(split.get(part))) is not None}
+
+    def _follow(self, file: Growing, curve: Curve, names: tuple[str, ...]) -> bool:
+        rows, again = file.read()
+        if again:
+            curve.clear()
+        for row in rows:
+            if row.get("kind") in (None, "deterministic"):
+                curve.add([_short(row.get(name)) for name in names])
+        if file is self._metrics and rows:
+            self.last = rows[-1]
+            self._walls.extend(
+                float(wall) for row in rows[-6:] if (wall := _number(row.get("wall_seconds"))) is not None
+            )
+        return again or bool(rows)
+
+    def _moved(self, name: str) -> bool:
+        """Whether a file has changed since it was last looked at."""
+        try:
+            about = (self.path / name).stat()
+        except OSError:
+            return False
+        stamp = (about.st_mtime_ns, about.st_size, about.st_ino)
+        if self._stamps.get(name) == stamp:
+            return False
+        self._stamps[name] = stamp
+        return True
+
+
+class Watcher:
+    """All runs under a folder, by their path in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs: dict[str, LiveRun] = {}
+        self._scanned = -SCAN_SECONDS
+
+    def poll(self) -> None:
+        now = time.monotonic()
+        if now - self._scanned >= SCAN_SECONDS:
+            self._scanned = now
+            found = named_runs(self.folder)
+            runs = {name: self.runs.get(name) or LiveRun(path, name) for name, path in found.items()}
+            self.runs = runs  # in one step: another thread reads it
+        for run in self.runs.values():
+            run.look(now)
+
+
+def named_runs(folder: Path) -> dict[str, Path]:
+    """The runs below a folder by their path in it; none yet is no mistake here."""
+    try:
+        return {str(path.relative_to(folder)) if path != folder else path.name: path for path in find_runs([folder])}
+    except UserError:
+        return {}
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None  # half a line after a crash: the others are still worth showing
+    return row if isinstance(row, dict) else None
+
+
+def _read_json(path: Path) -> Row:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _read_yaml(path: Path) -> Row:
+    try:
+        value = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _section(tree: Row, name: str) -> Row:
+    value = tree.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and isfinite(value) else None
+
+
+def _short(value: Any) -> float | None:
+    """Six digits are more than a screen shows."""
+    number = _number(value)
+    return None if number is None else float(f"{number:.6g}")

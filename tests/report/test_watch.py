@@ -1,0 +1,106 @@
+"""What the dashboard reads, and what it does not read twice."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from paceline.report import watch
+from paceline.report.watch import Curve, LiveRun, Watcher
+
+MakeRun = Callable[..., Path]
+
+
+def add(path: Path, *steps: int, end: str = "\n") -> None:
+    with path.open("a") as file:
+        for step in steps:
+            file.write(json.dumps({"env_steps": step, "return_mean": float(step), "wall_seconds": 1.0}) + end)
+
+
+def steps(run: LiveRun) -> list[float | None]:
+    return [point[0] for point in run.curve.points]
+
+
+def live(path: Path, make_run: MakeRun) -> LiveRun:
+    make_run(path, state="running", rows=0)
+    status = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps({**status, "updated_at": "2999-01-01T00:00:00+00:00"}))
+    return LiveRun(path, path.name)
+
+
+def test_only_what_was_added_is_read(tmp_path: Path, make_run: MakeRun) -> None:
+    run = live(tmp_path / "run", make_run)
+    rows = run.path / "metrics.jsonl"
+    add(rows, 1, 2)
+    run.look(1.0)
+    assert (steps(run), run.state) == ([1, 2], "running")
+    version = run.version
+    run.look(2.0)
+    assert run.version == version
+    add(rows, 3, end="")  # being written
+    run.look(3.0)
+    assert steps(run) == [1, 2]
+    with rows.open("a") as file:
+        file.write("\n")
+    run.look(4.0)
+    assert steps(run) == [1, 2, 3]
+    assert run.curve.epoch == 0
+    assert run.version > version
+    assert run.row()["return_mean"] == 3.0
+
+
+def test_rows_that_a_resume_cut_are_gone(tmp_path: Path, make_run: MakeRun) -> None:
+    run = live(tmp_path / "run", make_run)
+    rows = run.path / "metrics.jsonl"
+    add(rows, 1, 2, 3)
+    run.look(1.0)
+    rewritten = rows.with_suffix(".new")
+    add(rewritten, 1, 7, 8, 9)
+    rewritten.replace(rows)
+    run.look(2.0)
+    assert steps(run) == [1, 7, 8, 9]
+    assert run.curve.epoch == 1
+
+
+def test_a_curve_stays_small() -> None:
+    curve = Curve()
+    for step in range(10 * watch.POINTS):
+        curve.add([float(step)])
+    assert watch.POINTS / 2 <= len(curve.points) <= watch.POINTS
+    values = [point[0] for point in curve.points]
+    assert values[0] == 0.0 and values[-1] is not None and values[-1] > 9.8 * watch.POINTS
+    gaps = {b - a for a, b in pairwise(values) if a is not None and b is not None}
+    assert len(gaps) == 1
+
+
+def test_runs_come_and_go(tmp_path: Path, make_run: MakeRun) -> None:
+    watcher = Watcher(tmp_path)
+    watcher.poll()
+    assert watcher.runs == {}
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "sweep" / "b", state="failed", reason="no memory")
+    watcher._scanned -= watch.SCAN_SECONDS
+    watcher.poll()
+    assert {name: run.state for name, run in watcher.runs.items()} == {"a": "finished", "sweep/b": "failed"}
+    assert watcher.runs["sweep/b"].row()["reason"] == "no memory"
+    assert watcher.runs["a"].row()["split"]["learn"] == 12.0
+
+
+def test_logs_are_plain_files_of_the_run(tmp_path: Path, make_run: MakeRun) -> None:
+    run = LiveRun(make_run(tmp_path / "run"), "run")
+    (tmp_path / "secret.log").write_text("secret")
+    logs = run.path / "logs"
+    (logs / "worker-000.log").write_text("x" * watch.TAIL + "end\n")
+    (logs / "link.log").symlink_to(tmp_path / "secret.log")
+    os.mkfifo(logs / "pipe.log")
+    assert [path.name for path in run.logs()] == ["worker-000.log"]
+    assert run.read_log("link.log", None) is None
+    assert run.read_log("../../secret.log", None) is None
+    found = run.read_log("worker-000.log", None)
+    assert found is not None and len(found[0]) == watch.TAIL and found[0].endswith("end\n")
+    with (logs / "worker-000.log").open("a") as file:
+        file.write("more\n")
+    assert run.read_log("worker-000.log", found[1]) == ("more\n", found[1] + 5)
