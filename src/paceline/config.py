@@ -63,6 +63,7 @@ __all__ = [
     "Positive",
     "RunConfig",
     "SACConfig",
+    "Seconds",
     "Section",
     "StopConfig",
     "UserError",
