@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.bench import scaling_results
-from paceline.bench.scaling import Matrix, load_matrix, plan_scaling
+from paceline.bench.scaling import Matrix, ScalingLedger, load_matrix, plan_scaling
 from paceline.config import UserError
 
 Cli = Callable[..., Any]
@@ -70,11 +70,13 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path) -> None:
     ("asked", "words"),
     [
         ({"iterations": None}, ["budget", "--iterations"]),
-        ({"workers": [16]}, ["engine.workers=16 cannot share"]),
+        ({"workers": [64]}, ["engine.workers=64 cannot share"]),
         ({"sets": ("engine.workers=3",)}, ["--workers decides that"]),
         ({"algos": ["pp"]}, ["--algos 'pp'", "did you mean 'ppo'"]),
         ({"hosts": "f"}, ["--hosts is for --nodes"]),
         ({"algos": ["a2c"], "engines": ["rllib"]}, ["a2c is not one of RLlib's"]),
+        ({"envs": ["a:X-v0", "b/a:X-v0"]}, ["--envs a:X-v0,b/a:X-v0", "would be called a-X-v0-ppo"]),
+        ({"nodes": [4], "workers": [1, 2]}, ["no run is left", "1 on 4, 2 on 4"]),
     ],
 )
 def test_what_is_refused(asked: dict[str, Any], words: list[str]) -> None:
@@ -90,6 +92,31 @@ def test_a_run_of_another_size_is_not_taken_for_this_one() -> None:
     saved = to_tree(two.config)
     assert two.difference(saved) is None and one.difference(saved) == "engine.workers=2, not 1"
     assert "stop.iterations=3, not 5" in str(planned(workers=[2], engines=["ray"], iterations=5)[0].difference(saved))
+
+
+def ledger(folder: Path, *sets: str, **asked: Any) -> ScalingLedger:
+    return ScalingLedger(folder, "scaling", "", planned(sets, **asked), [], None)
+
+
+def test_runs_of_other_settings_are_no_speed_up(tmp_path: Path) -> None:
+    first = ledger(tmp_path, "ppo.epochs=30", workers=[1])
+    (entry_,) = first.entries.values()
+    entry_ |= {key: value for key, value in entry(1, 0, 100.0).items() if key not in entry_} | {"state": "done"}
+    first.write()
+    with pytest.raises(UserError, match=r"CartPole-v1-ppo-auto-w1-s0 with ppo\.epochs=30, not 1 as .*w2-s0"):
+        ledger(tmp_path, "ppo.epochs=1", workers=[2])
+    with pytest.raises(UserError, match=r"stop\.iterations=3, not 5"):
+        ledger(tmp_path, "ppo.epochs=30", workers=[2], iterations=5)
+    with pytest.raises(UserError, match=r"ppo\.epochs=30, not 1"):  # the same job by another engine is compared, too
+        ledger(tmp_path, "ppo.epochs=1", workers=[1], engines=["rllib"])
+    more = ledger(tmp_path, "ppo.epochs=30", workers=[2, 4], engines=["auto", "rllib"], seeds=2)
+    assert len(more.entries) == 9
+    ledger(tmp_path, "ppo.epochs=1", workers=[2], scaling=["weak"])  # another series
+
+
+def test_weak_scaling_is_one_series(tmp_path: Path) -> None:
+    small, large = planned(workers=[1, 4], scaling=["weak"], iterations=None, total_steps=100)
+    assert large.config.stop.total_steps == 400 and small.settings == large.settings
 
 
 def test_figures_by_hand() -> None:

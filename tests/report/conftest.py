@@ -18,7 +18,7 @@ from selenium.webdriver.chrome.service import Service
 from paceline.bench.study import load_runs
 from paceline.report.blocks import Page
 from paceline.report.page import build
-from paceline.resolve import resolve_tree
+from paceline.resolve import merge, resolve_tree
 
 FLAGS = (
     "--headless",
@@ -59,11 +59,12 @@ def make_run(settings: dict[str, Any]) -> MakeRun:
         resumed: int = 0,
         env: str = "CartPole-v1",
         summary: dict[str, Any] | None = None,
+        config: dict[str, Any] | None = None,
     ) -> Path:
         (path / "logs").mkdir(parents=True)
         tree = {**settings, "seed": seed, "env": {**settings["env"], "id": env}}
         tree["engine"] = {**settings["engine"], "name": engine, "workers": workers}
-        (path / "config.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+        (path / "config.yaml").write_text(yaml.safe_dump(merge(tree, config or {}), sort_keys=False))
         written = [row(number, speed, best) for number in range(1, rows + 1)]
         (path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in written))
         status = {"state": state, "reason": reason, "pid": 1, "host": "elsewhere", "resumes": resumed}

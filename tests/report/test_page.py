@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.groups import group
 from paceline.bench.study import load_runs
 from paceline.config import UserError
 from paceline.report import markdown
 from paceline.report.blocks import Page
 from paceline.report.page import build, render_html, write_report
-from paceline.report.speed import families
 
 MakeRun = Callable[..., Path]
 Cli = Callable[..., Any]
@@ -132,21 +130,6 @@ def test_nodes_and_the_timeline_of_their_start(tmp_path: Path, make_run: MakeRun
     assert chart.data["rows"] == ["launcher", "a"]
     starting = next(span for span in chart.data["spans"] if span["phase"] == "starting")
     assert (starting["from"], starting["to"]) == (1.5, 4.0)
-
-
-def test_workers_are_compared_within_a_kind(tmp_path: Path, make_run: MakeRun) -> None:
-    """`auto` is local with one worker and ray with more: one kind. Another learning rate is another."""
-    for workers, engine in ((1, "local"), (2, "ray")):
-        for rate in (0.001, 0.002):
-            run = make_run(tmp_path / f"{workers}-{rate}", engine=engine, workers=workers, speed=1000.0 * workers)
-            config = (run / "config.yaml").read_text()
-            (run / "config.yaml").write_text(
-                re.sub(r"(ppo:\n(?:  .*\n)*?  learning_rate: ).*", rf"\g<1>{rate}", config)
-            )
-    found = families(group(load_runs([tmp_path])))
-    assert len(found) == 2
-    assert [[point.workers for point in family.points] for family in found] == [[1, 2], [1, 2]]
-    assert [family.points[1].efficiency.value for family in found] == pytest.approx([1.0, 1.0])
 
 
 def test_bad_input_is_one_line(tmp_path: Path, make_run: MakeRun, cli: Cli) -> None:

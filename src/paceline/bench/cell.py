@@ -100,6 +100,17 @@ class PlannedRun:
         """What the run will have; a UserError if it cannot be."""
         return resolve_tree(self.given, preset=self.preset)[0]
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """By key: what all runs of a series have in common, whatever the matrix varies."""
+        varied = {"algo", "env.id", "seed", "engine.name", "engine.workers", "engine.address", "out", "name"}
+        varied |= {"engine.dashboard", "engine.start_timeout_seconds", "engine.max_restarts"}  # and what changes nothing
+        return {
+            key: _absolute(value)
+            for key, value in leaves(to_tree(self.config))
+            if key not in varied and key.partition(".")[0] not in ("eval", "checkpoint")
+        }
+
     def difference(self, saved: Mapping[str, Any]) -> str | None:
         """What was asked for that the run with these settings does not have: `key=value, not …`; None if nothing."""
         before = to_tree(validate(saved))

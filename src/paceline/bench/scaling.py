@@ -120,6 +120,13 @@ class Point(PlannedRun):
         return self.start_file
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """With the steps of each worker, where they grow with the workers."""
+        found = super().settings
+        steps = found["stop.total_steps"]
+        return {**found, "stop.total_steps": steps // self.workers} if steps and self.scaling == "weak" else found
+
+    @property
     def words(self) -> list[str]:
         """Of the whole command, without `paceline`."""
         if not self.launch:
@@ -172,7 +179,16 @@ def plan_scaling(
         for workers in sorted(set(matrix.workers))
         if not nodes or workers >= nodes
     ]
+    if not points:
+        dropped = ", ".join(f"{workers} on {nodes}" for nodes in matrix.nodes for workers in matrix.workers)
+        raise UserError(f"--nodes needs a worker for each: no run is left of the workers on nodes {dropped}")
+    envs_of: dict[str, str] = {}
     for point in points:
+        if envs_of.setdefault(point.name, point.env) != point.env:
+            raise UserError(
+                f"--envs {envs_of[point.name]},{point.env}: runs of both would be called {point.name}; study them one "
+                "by one, each with a --out of its own"
+            )
         _ = point.config
     return points
 
@@ -235,6 +251,18 @@ class ScalingLedger(Ledger[Point]):
     ) -> None:
         self.threshold = threshold
         super().__init__(folder, title, about, cells, words)
+        for cell in cells:
+            self._check_alike(cell)
+
+    def _check_alike(self, cell: Point) -> None:
+        """With the runs of earlier calls, that are shown beside it: those of one series differ in their size alone."""
+        for other in self.entries.values():
+            word = scaling_results.difference(self.entries[cell.name], other)
+            if word is not None and other["state"] != "missing":
+                raise UserError(
+                    f"--out {self.folder} has the run {other['name']} with {word} as {cell.name}: they would be "
+                    "compared; choose another --out, or give the settings it was made with"
+                )
 
     def read(self, cell: Point, before: Entry | None) -> Entry:
         return scaling_results.read(cell, before, self.threshold)

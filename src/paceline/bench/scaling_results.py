@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceline import rllib_keys
 from paceline.bench import laws, scaling_tables
 from paceline.bench.comparison import Estimate, estimate
 from paceline.bench.files import FAILED, FINISHED, INTERRUPTED, RUNNING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 Entry = dict[str, Any]
 SERIES = ("env", "algo", "engine", "scaling")
 LAW = {"strong": "amdahl", "weak": "gustafson"}
+_REFUSED = {key.partition("=")[0] for key in rllib_keys.REFUSED}
 STATES = {FINISHED: "done", FAILED: "failed", RUNNING: "interrupted", INTERRUPTED: "interrupted"}
 
 
@@ -42,6 +44,7 @@ def read(cell: Point, before: Entry | None, threshold: float | None = None) -> E
         "nodes": cell.nodes,
         "workers": cell.workers,
         "seed": cell.seed,
+        "settings": cell.settings,
         "state": "missing",
         "reason": None,
         "command": shlex.join(["paceline", *cell.words]),
@@ -53,9 +56,24 @@ def read(cell: Point, before: Entry | None, threshold: float | None = None) -> E
         return {**entry, **_figures(run, solved_at(cell.env) if threshold is None else threshold)}
     if entry["state"] == "done":
         entry["state"], entry["reason"] = "failed", "; ".join(run.problems if run is not None else [])
-    if before is not None and before["state"] == "failed":
+    if before is not None and before["state"] == "failed" and before.get("settings", cell.settings) == cell.settings:
         entry["state"], entry["reason"] = "failed", before["reason"]
     return entry
+
+
+def difference(one: Entry, other: Entry) -> str | None:
+    """What `other` has that `one` has not, of runs that a table shows as the same job with more workers or by another
+    engine: `key=value, not …`; None if nothing."""
+    if any(one[key] != other[key] for key in SERIES if key != "engine"):
+        return None
+    if "settings" not in other:
+        return "settings that it does not name"
+    mine, theirs = one["settings"], other["settings"]
+    keys = [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+    if one["engine"] != other["engine"]:
+        # Each engine is told things of its own, and a preset leaves out what RLlib does not take.
+        keys = [key for key in keys if not key.startswith("engine.") and key not in _REFUSED]
+    return f"{keys[0]}={theirs.get(keys[0])}, not {mine.get(keys[0])}" if keys else None
 
 
 def _figures(run: RunData, threshold: float | None) -> Entry:

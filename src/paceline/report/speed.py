@@ -10,8 +10,11 @@ from typing import Any
 from paceline.bench import laws
 from paceline.bench.comparison import Estimate, estimate
 from paceline.bench.groups import Group, differences
+from paceline.bench.study import RunData
 
-_DECIDED_BY_SIZE = ("workers", "nodes", "seed")
+_SIZE = ("workers", "nodes", "engine", "seed")
+# What may grow with the workers: by hand in weak scaling, or where `auto` chose it.
+_MAY_GROW = ("env.envs_per_worker", "stop.total_steps", "ppo.minibatch_size")
 
 
 @dataclass(frozen=True)
@@ -40,32 +43,55 @@ class Family:
 
 
 def families(groups: Sequence[Group]) -> list[Family]:
-    """Of groups of one task. A setting that differs counts as another kind unless the number of workers decides it, as
-    it does the engine in `--engine auto` and the environments of each worker in strong scaling."""
+    """Of groups of one task. Any setting that differs makes another kind, but for the few that follow from the number
+    of workers."""
     held = [group for group in groups if group.used]
-    found: dict[str, list[Group]] = {}
-    for algo in dict.fromkeys(group.used[0].algo for group in held):
-        alike = [group for group in held if group.used[0].algo == algo]
-        telling = _telling(alike)
-        for number, group in enumerate(alike):
-            kind = {key: values[number] for key, values in telling.items()}
-            found.setdefault(json.dumps([algo, kind], sort_keys=True, default=str), []).append(group)
-    scaled = [members for members in found.values() if len({group.used[0].workers for group in members}) > 1]
+    kinds = _by(held, [key for key in _differing(held) if key not in (*_SIZE, *_MAY_GROW)])
+    of_engines = [members for kind in kinds for members in _by_engine(kind)]
+    alike = [members for one in of_engines for members in _by(one, _telling(one))]
+    scaled = [members for members in alike if len({group.used[0].workers for group in members}) > 1]
     return [_family(members) for members in scaled]
 
 
-def _telling(groups: list[Group]) -> dict[str, list[Any]]:
-    """The settings that differ between groups of the same number of workers."""
-    firsts = [group.used[0] for group in groups]
-    differing = {key: values for key, values in differences(firsts).items() if key not in _DECIDED_BY_SIZE}
-    telling = {}
-    for key, values in differing.items():
-        by_size: dict[Any, set[str]] = {}
-        for run, value in zip(firsts, values, strict=True):
-            by_size.setdefault((run.workers, run.nodes), set()).add(json.dumps(value, default=str))
-        if any(len(each) > 1 for each in by_size.values()):
-            telling[key] = values
-    return telling
+def _differing(groups: Sequence[Group]) -> dict[str, list[Any]]:
+    return differences([group.used[0] for group in groups])
+
+
+def _by(groups: Sequence[Group], keys: Sequence[str]) -> list[list[Group]]:
+    """Together where the values of all `keys` are the same."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        values = [group.used[0].value(key) for key in keys]
+        found.setdefault(json.dumps(values, sort_keys=True, default=str), []).append(group)
+    return list(found.values())
+
+
+def _by_engine(groups: Sequence[Group]) -> list[list[Group]]:
+    """Each engine by itself. One local process is what more of them are compared with on Ray, unless that has one
+    worker, too: so it is with `--engine auto`."""
+    engines = {members[0].used[0].engine: members for members in _by(groups, ["engine"])}
+    if "ray" in engines and all(group.used[0].workers > 1 for group in engines["ray"]):
+        engines["ray"] = [*engines.pop("local", []), *engines["ray"]]
+    return list(engines.values())
+
+
+def _telling(groups: Sequence[Group]) -> list[str]:
+    """Of the settings that may grow with the workers those that do not: they differ with as many. A minibatch may
+    grow with its rollout, and no other way."""
+    grown = [key for key in _differing(groups) if key in _MAY_GROW]
+    by_size = _by(groups, ["workers", "nodes"])
+    telling = {key for key in grown if any(len(_by(members, [key])) > 1 for members in by_size)}
+    if "ppo.minibatch_size" in grown and len({_minibatches(group.used[0]) for group in groups}) > 1:
+        telling.add("ppo.minibatch_size")
+    return sorted(telling)
+
+
+def _minibatches(run: RunData) -> float | None:
+    """Of a rollout."""
+    sizes = [run.value(key) for key in ("env.envs_per_worker", "ppo.rollout_steps", "ppo.minibatch_size")]
+    if not all(isinstance(size, int | float) and size > 0 for size in sizes):
+        return None
+    return float(sizes[0] * sizes[1] / sizes[2])
 
 
 def _family(members: list[Group]) -> Family:
@@ -81,12 +107,14 @@ def _family(members: list[Group]) -> Family:
     run = members[-1].used[0]
     weak = run.value("engine.scaling") == "weak"
     law = "gustafson" if weak else "amdahl"
+    check = laws.check(law, samples)
+    off = check.error if check is not None else 0.0
     return Family(
         label=f"{run.algo}, {run.engine}" + (", weak" if weak else ""),
         points=points,
         fit=laws.fit(law, samples),
-        check=laws.check(law, samples),
-        prediction=laws.predict(law, samples, 2 * max(samples)),
+        check=check,
+        prediction=laws.predict(law, samples, 2 * max(samples), off),
     )
 
 
