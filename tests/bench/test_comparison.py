@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from paceline.bench.comparison import Comparison, compare
 from paceline.bench.groups import group
 from paceline.bench.study import load_runs
 from paceline.config import UserError
+from paceline.report.compare import page
+from paceline.report.figures import draw_comparison
 from paceline.run.directory import append_line
 
 MakeRun = Callable[..., Path]
@@ -100,6 +103,57 @@ def test_two_environments_need_a_common_scale(make_run: MakeRun, tmp_path: Path)
     assert 0 < both.area.value < 1 and both.last.value == pytest.approx(0.9) and both.curve is None
     assert both.reached is None and [one.tasks for one in found.by_task] == [["Acrobot-v1"], ["CartPole-v1"]]
     assert found.by_task[1].results[0].score.value == 500.0
+
+
+def test_groups_are_scored_over_the_tasks_that_all_have(make_run: MakeRun, tmp_path: Path) -> None:
+    """A group of the easy task alone would be first, whatever it can."""
+    cart, acro = (0.0, 500.0), (-500.0, 0.0)
+    for seed in (0, 1):
+        for algo in ("ppo", "a2c"):
+            make_run(f"cart-{algo}{seed}", [value * 4 for value in UP], config={"seed": seed, "algo": algo})
+        acrobot = {"seed": seed, "env": {"id": "Acrobot-v1"}}
+        make_run(f"acro{seed}", [value - 500.0 for value in UP], config=acrobot, seconds=9.0 + seed)
+    found = compared(tmp_path, ["algo"], ranges={"CartPole-v1": cart, "Acrobot-v1": acro})
+    assert {one.label: (one.score.value, one.wall_seconds.value) for one in found.results} == {
+        "ppo": (0.8, 15.0),
+        "a2c": (0.8, 15.0),
+    }
+    assert found.improvements[0].probability == 0.5
+    assert "a2c: no finished run of Acrobot-v1" in found.notes and any("CartPole-v1 alone" in n for n in found.notes)
+    assert [[one.label for one in task.results] for task in found.by_task] == [["ppo"], ["ppo", "a2c"]]
+
+    for seed in (0, 1):
+        shutil.rmtree(tmp_path / f"cart-ppo{seed}")
+    found = compared(tmp_path, ["algo"], ranges={"CartPole-v1": cart, "Acrobot-v1": acro})
+    assert found.results == [] and any("nothing is scored together" in note for note in found.notes)
+    text = page(found, group(load_runs([tmp_path]), ["algo"]), load_runs([tmp_path]), None)
+    assert "–" in text.splitlines()[2] and "- ppo: no finished run of CartPole-v1" in text
+    draw_comparison(found, tmp_path / "compare.png")
+
+
+def test_intervals_of_several_tasks_are_those_within_them(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed in range(3):
+        make_run(f"cart{seed}", config={"seed": seed}, seconds=1.0 + 0.01 * seed)
+        make_run(f"acro{seed}", config={"seed": seed, "env": {"id": "Acrobot-v1"}}, seconds=50.0 + seed)
+    scales = {"CartPole-v1": (0.0, 500.0), "Acrobot-v1": (-500.0, 500.0)}
+    (one,) = compared(tmp_path, ["algo"], ranges=scales).results
+    for estimate in (one.wall_seconds, one.area, one.last):
+        assert estimate.low is not None and estimate.high is not None
+        assert estimate.high - estimate.low < 0.1 * abs(estimate.value)
+    assert one.steps_per_second.low is not None and one.steps_per_second.low > 0.9 * one.steps_per_second.value
+    shutil.rmtree(tmp_path / "acro0")
+    shutil.rmtree(tmp_path / "acro1")
+    found = compared(tmp_path, ["algo"], ranges=scales)
+    assert found.results[0].score.low is None and found.results[0].wall_seconds.low is None
+    assert "one run alone, so no interval: ppo" in found.notes
+
+
+def test_one_run_alone_gives_no_interval_of_a_difference(make_run: MakeRun, tmp_path: Path) -> None:
+    for seed in range(3):
+        make_run(f"a{seed}", [value + seed for value in UP], config={"seed": seed})
+    make_run("b", engine="ray", workers=2)
+    (better,) = compared(tmp_path).improvements
+    assert (better.low, better.high) == (None, None)
 
 
 def test_the_same_game_by_other_rules_is_another_task(make_run: MakeRun, tmp_path: Path) -> None:

@@ -15,6 +15,12 @@ def test_ratios_and_their_intervals() -> None:
     assert found.value == pytest.approx(190 / 105)
     assert found.low == pytest.approx(180 / 110) and found.high == pytest.approx(200 / 100)
     assert laws.ratio([3.0], [2.0]) == laws.Estimate(1.5, None, None, 1)
+    # Of one run nobody knows how far it lies from its like.
+    assert laws.ratio([3.0], [2.0, 2.0]).low is None and laws.ratio([3.0, 4.0], [2.0]).low is None
+    mixed = {1: [100.0, 101.0], 2: [180.0], 4: [300.0, 310.0]}
+    fit, ahead, check = laws.fit("amdahl", mixed), laws.predict("amdahl", mixed, 8), laws.check("amdahl", mixed)
+    assert fit is not None and fit.serial.low is None and ahead is not None and ahead.speed_up.low is None
+    assert check is not None and check.inside is None
 
 
 @pytest.mark.parametrize("serial", [0.0, 0.1, 0.6, 1.0])

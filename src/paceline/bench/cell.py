@@ -104,7 +104,11 @@ class PlannedRun:
     def settings(self) -> dict[str, Any]:
         """By key: what all runs of a series have in common, whatever the matrix varies."""
         varied = {"algo", "env.id", "seed", "engine.name", "engine.workers", "engine.address", "out", "name"}
-        varied |= {"engine.dashboard", "engine.start_timeout_seconds", "engine.max_restarts"}  # and what changes nothing
+        varied |= {
+            "engine.dashboard",
+            "engine.start_timeout_seconds",
+            "engine.max_restarts",
+        }  # and what changes nothing
         return {
             key: _absolute(value)
             for key, value in leaves(to_tree(self.config))

@@ -10,6 +10,7 @@ bootstrap, probability of improvement, performance profiles).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,6 +134,7 @@ class Comparison:
     """By task, in steps or seconds."""
     threshold: float | None
     results: list[Result]
+    """Of several tasks: over those that all groups have; empty if there are none."""
     improvements: list[Improvement]
     notes: list[str]
     """What a reader must know before believing the figures."""
@@ -184,12 +186,15 @@ def compare(
     limit = (
         threshold if threshold is not None or mixed or metric not in (RETURN, EVALUATION) else solved_at(used[0].env)
     )
-    parts = [_measure(group, series, horizon) for group in groups if group.used]
-    scores = np.concatenate([values for part in parts for values in part.values()])
-    thresholds = np.linspace(min(0.0, float(scores.min())), float(scores.max()), POINTS)
+    # Of several tasks together, those that all groups have: an easy one that some lack would decide between them.
+    shared = [task for task in tasks if all(task in _tasks(group) for group in groups if group.used)]
+    scored = [group for group in (_only(groups, shared) if mixed else groups) if group.used]
+    parts = [_measure(group, series, horizon) for group in scored]
+    scores = [0.0, *(float(value) for part in parts for values in part.values() for value in values)]
+    thresholds = np.linspace(min(scores), max(scores[1:], default=0.0), POINTS)
     results = [
         _result(group, part, series, horizon, floor, thresholds, limit, at, mixed)
-        for group, part in zip((group for group in groups if group.used), parts, strict=True)
+        for group, part in zip(scored, parts, strict=True)
     ]
     return Comparison(
         at=at,
@@ -200,8 +205,8 @@ def compare(
         threshold=limit,
         results=results,
         improvements=_improvements(results, parts),
-        notes=_notes(groups, used, at, horizon, series),
-        by_task=[compare(_only(groups, task), at=at, metric=metric, threshold=threshold) for task in tasks if mixed],
+        notes=[*_lacking(groups, tasks, shared), *_notes(groups, used, at, horizon, series)],
+        by_task=[compare(_only(groups, [task]), at=at, metric=metric, threshold=threshold) for task in tasks if mixed],
     )
 
 
@@ -245,7 +250,8 @@ def _result(
     runs = sorted(group.used, key=lambda run: list(strata).index(run.task))  # the order of the scores
     values = list(strata.values())
     scores = np.concatenate(values)
-    several = max(map(len, values)) > 1
+    several = min(map(len, values)) > 1
+    ends_of_tasks = np.cumsum([len(each) for each in values])[:-1]
     low, high = stratified_bootstrap_interval(values) if several else (None, None)
     ends = profile_interval(values, thresholds) if several else None
     curves = [series[run.path] for run in runs]
@@ -254,6 +260,11 @@ def _result(
     heights = [
         np.interp(grid, x, y, left=floor[run.task]) for run, grid, (x, y) in zip(runs, grids, curves, strict=True)
     ]
+
+    def over(each: Sequence[float]) -> Estimate:
+        """Of a figure by run."""
+        return estimate(*np.split(np.array(each, np.float64), ends_of_tasks))
+
     return Result(
         label=group.label,
         key=group.key,
@@ -263,12 +274,12 @@ def _result(
         score=Estimate(iqm(scores), low, high, len(scores)),
         mean=float(scores.mean()),
         std=float(scores.std(ddof=1)) if len(scores) > 1 else None,
-        area=estimate([float(np.trapezoid(each) / (POINTS - 1)) for each in heights]),
+        area=over([float(np.trapezoid(each) / (POINTS - 1)) for each in heights]),
         fall=float(np.mean([float((np.maximum.accumulate(y) - y).max()) for _, y in curves])),
-        last=estimate([float(y[-1]) for _, y in curves]),
-        steps_per_second=estimate([run.steps_per_second for run in runs]),
-        wall_seconds=estimate([run.wall_seconds for run in runs]),
-        env_steps=estimate([float(run.env_steps) for run in runs]),
+        last=over([float(y[-1]) for _, y in curves]),
+        steps_per_second=over([run.steps_per_second for run in runs]),
+        wall_seconds=over([run.wall_seconds for run in runs]),
+        env_steps=over([float(run.env_steps) for run in runs]),
         profile=Profile(
             [float(each) for each in thresholds],
             performance_profile(values, thresholds).tolist(),
@@ -281,13 +292,16 @@ def _result(
     )
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean over runs; values that are not finite do not count."""
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
+def estimate(*tasks: Sequence[float] | Floats) -> Estimate:
+    """Mean over runs, those of each task resampled by themselves; values that are not finite do not count."""
+    strata = [known for values in tasks if (known := [float(value) for value in values if math.isfinite(value)])]
+    if not strata:
         return Estimate(math.nan, runs=0)
-    low, high = bootstrap_interval(known) if len(known) > 1 else (None, None)
-    return Estimate(float(np.mean(known)), low, high, len(known))
+    together, low, high = [value for values in strata for value in values], None, None
+    if min(map(len, strata)) > 1:
+        many = len(strata) > 1
+        low, high = stratified_bootstrap_interval(strata, np.mean) if many else bootstrap_interval(together)
+    return Estimate(float(np.mean(together)), low, high, len(together))
 
 
 def mean_split(runs: Sequence[RunData]) -> dict[str, float]:
@@ -333,19 +347,30 @@ def _improvements(results: Sequence[Result], parts: Sequence[_Strata]) -> list[I
     found = []
     for number, (result, mine) in enumerate(zip(results, parts, strict=True)):
         for other, theirs in list(zip(results, parts, strict=True))[number + 1 :]:
-            if set(mine) != set(theirs):  # of different tasks nothing can be compared
-                continue
             x, y = list(mine.values()), [theirs[task] for task in mine]
-            several = max(map(len, [*x, *y])) > 1
+            several = min(map(len, [*x, *y])) > 1
             low, high = improvement_interval(x, y) if several else (None, None)
             found.append(Improvement(result.label, other.label, probability_of_improvement(x, y), low, high))
     return found
 
 
-def _only(groups: Sequence[Group], task: str) -> list[Group]:
-    """The groups as far as they are of one task."""
-    held = [(group, [run for run in group.runs if run.task == task]) for group in groups]
+def _tasks(group: Group) -> Counter[str]:
+    """Of the runs that count."""
+    return Counter(run.task for run in group.used)
+
+
+def _only(groups: Sequence[Group], tasks: Sequence[str]) -> list[Group]:
+    """The groups as far as they are of these tasks."""
+    held = [(group, [run for run in group.runs if run.task in tasks]) for group in groups]
     return [Group(group.label, group.key, runs) for group, runs in held if runs]
+
+
+def _lacking(groups: Sequence[Group], tasks: Sequence[str], shared: Sequence[str]) -> list[str]:
+    """What it means for figures of several tasks together that some groups have no run of some of them."""
+    lacks = {group.label: [task for task in tasks if task not in _tasks(group)] for group in groups if group.used}
+    notes = [f"{label}: no finished run of {'; '.join(missing)}" for label, missing in lacks.items() if missing]
+    over = f"figures of several tasks together are of {'; '.join(shared)} alone, which all groups have"
+    return [*notes, over if shared else "no task is one of all groups: nothing is scored together"] if notes else []
 
 
 def _notes(
@@ -369,7 +394,7 @@ def _notes(
     machines = sorted({f"{run.provenance.get('cpu_model')}, {run.provenance.get('cores')} cores" for run in used})
     if len(machines) > 1:
         notes.append(f"times and steps/s are of different machines: {'; '.join(machines)}")
-    single = [group.label for group in groups if len(group.used) == 1]
+    single = [group.label for group in groups if 1 in _tasks(group).values()]
     if single:
         notes.append(f"one run alone, so no interval: {'; '.join(single)}")
     return notes

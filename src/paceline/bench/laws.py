@@ -53,9 +53,9 @@ class Check:
 
 
 def ratio(x: Sequence[float], y: Sequence[float]) -> Estimate:
-    """mean(x) / mean(y); an interval if either has several runs."""
+    """mean(x) / mean(y); an interval if both have several runs: one alone says nothing of its scatter."""
     value = float(np.mean(x) / np.mean(y))
-    low, high = ratio_interval(x, y) if max(len(x), len(y)) > 1 else (None, None)
+    low, high = ratio_interval(x, y) if min(len(x), len(y)) > 1 else (None, None)
     return Estimate(value, low, high, len(x))
 
 
@@ -117,13 +117,13 @@ def check(law: str, samples: Samples) -> Check | None:
 
 
 def _drawn(samples: Samples) -> tuple[Floats, Floats, Floats | None]:
-    """Growth of the workers, mean throughput of each, and resampled means `[resamples, counts]`; None where each number
-    of workers has one run alone."""
+    """Growth of the workers, mean throughput of each, and resampled means `[resamples, counts]`; None where a number of
+    workers has one run alone."""
     ordered = sorted(samples)
     counts = np.array(ordered, np.float64) / ordered[0]
     values = [np.asarray(samples[workers], np.float64) for workers in ordered]
     means = np.array([each.mean() for each in values])
-    if max(map(len, values)) < 2:
+    if min(map(len, values)) < 2:
         return counts, means, None
     rng = np.random.default_rng(0)
     drawn = [each[rng.integers(each.size, size=(RESAMPLES, each.size))].mean(axis=1) for each in values]
@@ -141,11 +141,9 @@ def _serial(law: str, counts: Floats, measured: Floats) -> Floats:
 
 
 def _scatter(samples: Samples) -> Floats:
-    """How far single runs lie from the mean of their kind, as factors, drawn `RESAMPLES` times."""
-    factors = np.concatenate(
-        [np.asarray(values, np.float64) / np.mean(values) for values in samples.values() if len(values) > 1]
-    )
+    """How far single runs lie from the mean of their kind, as factors, drawn `RESAMPLES` times. All have several."""
+    factors = np.concatenate([np.asarray(values, np.float64) / np.mean(values) for values in samples.values()])
     # A sample of k runs lies closer to its own mean than to the true one.
-    sizes = [len(values) for values in samples.values() if len(values) > 1]
-    widen = math.sqrt(sum(sizes) / max(1, sum(sizes) - len(sizes)))
+    sizes = [len(values) for values in samples.values()]
+    widen = math.sqrt(sum(sizes) / (sum(sizes) - len(sizes)))
     return np.asarray(1.0 + widen * (np.random.default_rng(1).choice(factors, RESAMPLES) - 1.0))

@@ -61,6 +61,9 @@ def page(
     for one in [result, *result.by_task]:
         if one is not result:
             parts.append(f"## {one.tasks[0]}")
+        if not one.results:
+            parts.append("Nothing together: –")
+            continue
         parts.append(_scores(one))
         parts.append(_speeds(one))
         if one.improvements:

@@ -49,7 +49,9 @@ def save(output: Path, draw: Callable[[Figure], None], size: tuple[float, float]
 
 
 def draw_comparison(result: Comparison, output: Path) -> None:
-    """Curves, scores, profiles, probabilities, speed, time. Of several tasks, the curves of the first."""
+    """Curves, scores, profiles, probabilities, speed, time. Of several tasks, the curves of the first; and all of it,
+    where nothing is scored together."""
+    result = result if result.results else result.by_task[0]
 
     def draw(figure: Figure) -> None:
         axes: list[Axes] = list(figure.subplots(2, 3).flat)

@@ -127,7 +127,7 @@ def verdict(tasks: Sequence[Task], runs: Sequence[RunData]) -> tuple[str, list[s
         sure = interval(last.speed_up.low, last.speed_up.high, times)
         text = f"{family.label}: {last.workers} workers are {times(last.speed_up.value)} as fast as "
         text += f"{family.points[0].workers}"
-        text += f" (95 %: {sure})" if sure else " (one run each, so no interval)"
+        text += f" (95 %: {sure})" if sure else " (a run alone of either, so no interval)"
         lines.append(f"{text}, an efficiency of {percent(last.efficiency.value)}.")
         if bound := sections.verdict_of(last.group, training=True):
             lines.append(f"Its {last.workers} workers are {bound}.")
