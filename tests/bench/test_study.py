@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.bench.comparison import compare
 from paceline.bench.groups import differences, group
 from paceline.bench.study import find_runs, load_run, load_runs, problems_of
 from paceline.config import UserError
@@ -97,6 +98,62 @@ def test_damaged_files_are_named_and_never_guessed(make_run: MakeRun) -> None:
         path = make_run(f"broken-{name}")
         (path / name).write_text("{[")
         assert any(name in problem and "damaged" in problem for problem in load_run(path).problems)
+
+
+def damaged(path: Path, name: str, **values: object) -> Path:
+    tree = json.loads((path / name).read_text())
+    (path / name).write_text(json.dumps(tree | values))
+    return path
+
+
+def test_values_that_are_no_numbers_are_named(make_run: MakeRun, tmp_path: Path) -> None:
+    row = (path := make_run("nan")) / "metrics.jsonl"
+    row.write_text(row.read_text().replace('"env_steps": 500', '"env_steps": NaN'))
+    run = load_run(path)
+    assert not run.usable and run.env_steps == 0 and "without env_steps" in run.problems[0]
+    run = load_run(damaged(make_run("resumed"), "summary.json", resumed="often", hosts=["a", {"cores": "x"}]))
+    assert run.resumed == 0 and run.usable and "resumed is 'often', not a number" in run.problems[0]
+    assert run.summary["hosts"] == [{}] and "cores is 'x'" in run.problems[1]
+    # Its speed would be that of another number of workers.
+    run = load_run(damaged(make_run("workers"), "summary.json", workers="two"))
+    assert run.workers == 1 and not run.usable and any("not known: no figures" in text for text in run.problems)
+    run = load_run(damaged(make_run("status"), "status.json", resumes={}, pid=math.inf))
+    assert run.usable and "resumes is '{}'" in run.problems[0]
+    path = make_run("config")
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("seed: 0", "seed: first").replace("  workers: 0", "  workers: [1]"))
+    run = load_run(path)
+    assert (run.seed, len(run.problems)) == (0, 2) and run.usable
+    path = make_run("eval")
+    (path / "eval.jsonl").write_text('{"env_steps": "x", "return_mean": 1}\n{"return_mean": 1}\n')
+    run = load_run(path)
+    assert len(run.evaluations) == 1 and "eval.jsonl: 1 rows left out" in run.problems[0]
+    assert len(problems_of(load_runs([tmp_path]))) >= 8 and compare(group(load_runs([tmp_path]), ["algo"])).results
+
+
+def test_a_folder_that_is_not_ours_hides_no_other(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, closed, real = make_run("a"), tmp_path / "closed", Path.is_file
+    closed.mkdir()
+
+    def is_file(path: Path) -> bool:  # root, who runs the tests in a container, may look everywhere
+        if path.parent == closed:
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert find_runs([tmp_path]) == [made]
+    with pytest.raises(UserError, match="closed: no run in it"):
+        find_runs([closed])
+
+
+def test_a_run_counts_once_by_any_path(make_run: MakeRun, tmp_path: Path) -> None:
+    made = make_run("runs/a")
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    (tmp_path / "runs/b").symlink_to(made)
+    assert find_runs([tmp_path / "runs", tmp_path / "link"]) == [made]
+    assert len(load_runs([tmp_path])) == 1
 
 
 def test_another_version_is_said(make_run: MakeRun) -> None:

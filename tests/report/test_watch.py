@@ -8,7 +8,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from paceline.report import watch
+from paceline.report.dashboard import Sent
 from paceline.report.watch import Curve, LiveRun, Watcher
 
 MakeRun = Callable[..., Path]
@@ -96,7 +99,7 @@ def test_logs_are_plain_files_of_the_run(tmp_path: Path, make_run: MakeRun) -> N
     (logs / "worker-000.log").write_text("x" * watch.TAIL + "end\n")
     (logs / "link.log").symlink_to(tmp_path / "secret.log")
     os.mkfifo(logs / "pipe.log")
-    assert [path.name for path in run.logs()] == ["worker-000.log"]
+    assert run.logs() == ["worker-000.log"]
     assert run.read_log("link.log", None) is None
     assert run.read_log("../../secret.log", None) is None
     found = run.read_log("worker-000.log", None)
@@ -104,3 +107,46 @@ def test_logs_are_plain_files_of_the_run(tmp_path: Path, make_run: MakeRun) -> N
     with (logs / "worker-000.log").open("a") as file:
         file.write("more\n")
     assert run.read_log("worker-000.log", found[1]) == ("more\n", found[1] + 5)
+
+
+def test_a_linked_folder_of_logs_is_not_followed(tmp_path: Path, make_run: MakeRun) -> None:
+    run = LiveRun(make_run(tmp_path / "run"), "run")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret.log").write_text("secret")
+    (run.path / "logs").rmdir()
+    (run.path / "logs").symlink_to(tmp_path / "elsewhere")
+    assert run.logs() == [] and run.details()["logs"] == []
+    assert run.read_log("secret.log", None) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("metrics.jsonl", '{"env_steps": NaN, "return_mean": "high", "wall_seconds": 1e999, "iteration": NaN}'),
+        ("metrics.jsonl", f'{{"env_steps": 1{"0" * 400}, "wall_seconds": 1}}'),
+        ("summary.json", '{"workers": "two", "env_steps": "many", "verdict": NaN, "hosts": NaN, "resumed": "x"}'),
+        ("status.json", '{"state": ["done"], "env_steps": "many", "pid": NaN, "updated_at": 5}'),
+        ("config.yaml", "{algo: [1], env: text, engine: 3, stop: {total_steps: many}}"),
+        ("config.yaml", "{seed: 2026-01-02}"),
+    ],
+)
+def test_one_damaged_run_does_not_hide_the_others(tmp_path: Path, make_run: MakeRun, file: str, text: str) -> None:
+    make_run(tmp_path / "good")
+    bad = make_run(tmp_path / "bad", rows=0 if file == "metrics.jsonl" else 20)
+    (bad / file).write_text(text + "\n")
+    watcher = Watcher(tmp_path)
+    watcher.poll()
+    news = Sent(["good", "bad"], "bad").news(watcher.runs)
+    json.dumps(news, allow_nan=False)
+    assert news is not None and {row["name"]: row["env_steps"] for row in news["runs"]}["good"] == 20_000
+    assert {row["name"] for row in news["runs"]} == {"good", "bad"} and news["focus"]["name"] == "bad"
+    bad_row = watcher.runs["bad"].row()
+    assert file != "metrics.jsonl" or (bad_row["env_steps"], bad_row["progress"]) in ((0, 0.0), (0, None))
+    if file == "config.yaml" and "seed" in text:
+        assert bad_row["reason"].startswith("its files are damaged: ")
+    make_run(tmp_path / "spare")
+    (bad / file).unlink()
+    (tmp_path / "spare" / file).rename(bad / file)
+    watcher.runs["bad"]._looked = 0.0
+    watcher.poll()
+    assert not watcher.runs["bad"].row()["reason"].startswith("its files")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.files import Floats
+from paceline.bench.files import Floats, number_of
 from paceline.bench.groups import Group
 from paceline.bench.study import RunData, solved_at
 from paceline.config import UserError
@@ -218,13 +218,12 @@ def _series(run: RunData, metric: str, at: str, scale: tuple[float, float]) -> _
     """Where there are values: x on the axis, and the value, normalised."""
     steps, seconds = run.curve.steps, run.curve.seconds
     if metric == EVALUATION:
-        rows = [row for row in run.evaluations if row.get("kind") is None and row.get("return_mean") is not None]
-        x = np.array([float(row["env_steps"]) for row in rows])
-        y = np.array([float(row["return_mean"]) for row in rows])
+        rows = [row for row in run.evaluations if row.get("kind") is None]
+        x, y = (np.array([number_of(row.get(name)) for row in rows]) for name in ("env_steps", "return_mean"))
         x = np.interp(x, steps, seconds) if at == "time" and x.size else x
     else:
         x, y = steps if at == "steps" else seconds, run.column("return_mean" if metric == RETURN else metric)
-    known = np.isfinite(y)
+    known = np.isfinite(x) & np.isfinite(y)
     return x[known], (y[known] - scale[0]) / (scale[1] - scale[0])
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,13 @@ def columns(rows: list[Tree], problems: list[str]) -> dict[str, Floats]:
     """Empty, with a word, where figures would be wrong."""
     if not rows:
         return {}
-    missing = [name for name in NEEDED if not all(isinstance(row.get(name), int | float) for row in rows)]
+    missing = [name for name in NEEDED if not all(is_number(row.get(name)) for row in rows)]
     if missing:
-        problems.append(f"metrics.jsonl has rows without {', '.join(missing)}: made by another version? no figures")
+        words = f"metrics.jsonl has rows without {', '.join(missing)}, or with what is no number"
+        problems.append(f"{words}: damaged, or made by another version? no figures")
         return {}
     names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: np.array([_number(row.get(name)) for row in rows], np.float64) for name in names}
+    columns = {name: np.array([number_of(row.get(name)) for row in rows], np.float64) for name in names}
     for name in NEEDED:
         if (np.diff(columns[name]) < 0).any():
             problems.append(f"metrics.jsonl: {name} falls from one row to the next, two runs in one file? no figures")
@@ -70,8 +71,40 @@ def columns(rows: list[Tree], problems: list[str]) -> dict[str, Floats]:
     return columns
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+def number_of(value: Any) -> float:
+    return float(value) if is_number(value) else math.nan
+
+
+def is_number(value: Any) -> bool:
+    """One to calculate with: no text, no NaN."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # more digits than a number of the machine has
+        return False
+
+
+def sound(tree: Tree, kinds: Mapping[str, str], name: str, problems: list[str]) -> Tree:
+    """Without the values that are not of their kind (a number, a mapping, a list), which are named."""
+    fits: dict[str, Callable[[Any], bool]] = {
+        "a number": is_number,
+        "a mapping": lambda value: isinstance(value, dict),
+        "a list": lambda value: isinstance(value, list),
+    }
+    found = dict(tree)
+    for key, kind in kinds.items():
+        value = tree.get(key)
+        if value is not None and not fits[kind](value):
+            problems.append(f"{name}: {key} is {one_line(str(value))[:40]!r}, not {kind}, and left out")
+            del found[key]
+    return found
+
+
+def numbered(rows: list[Tree], names: Sequence[str], name: str, problems: list[str]) -> list[Tree]:
+    """The rows where these are numbers, or not there."""
+    kept = [row for row in rows if all(row.get(each) is None or is_number(row[each]) for each in names)]
+    if len(kept) < len(rows):
+        problems.append(f"{name}: {len(rows) - len(kept)} rows left out: no number for {' or '.join(names)}")
+    return kept
 
 
 def state(status: Tree, metrics: Mapping[str, Floats]) -> tuple[str, str]:
@@ -94,7 +127,7 @@ def _alive(status: Tree, metrics: Mapping[str, Floats]) -> bool:
         try:
             # A process number may have been given to another since.
             return psutil.Process(int(status["pid"])).create_time() <= renewed + 1.0
-        except (psutil.Error, KeyError, TypeError, ValueError):
+        except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
             return False
     walls = metrics["wall_seconds"][-6:] if metrics else np.zeros(0)
     iteration = float(np.diff(walls).max()) if walls.size > 1 else 0.0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline.bench.plan import EVERYTHING, Cell
+from paceline.config import UserError
 from paceline.run.console import duration
 from paceline.run.directory import RunDirectory
 from paceline.stats import (
@@ -71,13 +71,13 @@ def machine(run: RunDirectory) -> dict[str, Any]:
     """When, where and with which versions a run was made, without what names the machine or its user."""
     summary = run.read_summary()
     try:
-        origin = json.loads(run.provenance_path.read_bytes())
-    except (OSError, ValueError):  # the figures are still worth showing
+        origin = run.read_provenance()
+    except UserError:  # the figures are still worth showing
         origin = {}
-    packages = origin.get("packages") or {}
+    packages, git = (found if isinstance(found := origin.get(key), dict) else {} for key in ("packages", "git"))
     return {
         "date": str(origin.get("started_at") or "")[:10],
-        "commit": str((origin.get("git") or {}).get("commit") or "")[:12],
+        "commit": str(git.get("commit") or "")[:12],
         "cpu": origin.get("cpu_model"),
         "cores": origin.get("cores"),
         "device": summary.get("device") or "cpu",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 
 from paceline.bench import files
 from paceline.bench.files import FAILED, FINISHED, MISSING, RUNNING, Floats, Tree, one_line
-from paceline.config import UserError
+from paceline.config import SECTIONS, UserError
 from paceline.run.directory import RunDirectory
 
 STUDIES = ("suite.json", "scaling.json")
@@ -30,6 +30,15 @@ STUDIES = ("suite.json", "scaling.json")
 _TASK = ("id", "kwargs", "wrappers", "max_episode_steps")
 KEYS = ("env", "algo", "engine", "nodes", "workers", "device")
 """What a run is told from others by, before its settings."""
+# What figures are made of, file by file.
+_NUMBER, _MAPPING, _LIST = "a number", "a mapping", "a list"
+_CONFIG = {"seed": _NUMBER, **dict.fromkeys(("env", "engine", "stop", "model", *SECTIONS), _MAPPING)}
+_SUMMARY = {
+    **dict.fromkeys(("workers", "nodes", "resumed", "env_steps", "bytes_moved", "optimizer_steps"), _NUMBER),
+    **{"cpu_percent": _NUMBER, "straggling_seconds": _NUMBER, "actor_time_split": _MAPPING, "hosts": _LIST},
+}
+_HOST = dict.fromkeys(("workers", "cores", "env_steps", "memory_bytes", "cpu_seconds"), _NUMBER)
+_PROVENANCE = {"cores": _NUMBER, "argv": _LIST, "packages": _MAPPING}
 
 
 @dataclass(frozen=True)
@@ -189,18 +198,19 @@ class RunData:
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
     """The run directories that these are, or that lie below them, each once; a UserError for a path without any."""
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}
     for given in paths:
         path = Path(given).expanduser()
-        if not path.exists():
+        if not _is(path.exists):
             RunDirectory.open(path)  # says which runs are near
         below = list(_below(path))
         if not below:
             raise UserError(
                 f"{path}: no run in it (a run is a folder with config.yaml); give a run or a folder of runs"
             )
-        found.update(dict.fromkeys(below))
-    return list(found)
+        for one in below:
+            found.setdefault(one.resolve(), one)  # by a link it is still the same run
+    return list(found.values())
 
 
 def load_runs(paths: Iterable[Path]) -> list[RunData]:
@@ -230,6 +240,9 @@ def load_run(path: Path) -> RunData:
 
     config, summary, status = map(attempt, (directory.read_config, directory.read_summary, directory.read_status))
     provenance = attempt(directory.read_provenance)
+    config, (summary, known) = _sound_config(config, problems), _sound_summary(summary, problems)
+    status = files.sound(status, {"resumes": _NUMBER}, "status.json", problems)
+    provenance = files.sound(provenance, _PROVENANCE, "provenance.json", problems)
     rows, torn = files.rows(directory.metrics_path, problems)
     metrics = files.columns(rows, problems)
     state, reason = files.state(status, metrics)
@@ -238,6 +251,9 @@ def load_run(path: Path) -> RunData:
     made_by, ours = provenance.get("paceline"), version("paceline")
     if made_by and made_by != ours:
         problems.append(f"made by paceline {made_by}, read by {ours}: names may have changed their meaning")
+    if not known:
+        problems.append("how many workers and nodes it had is not known: no figures")
+        metrics = {}
     if state == FINISHED and metrics and summary.get("env_steps") not in (None, int(metrics["env_steps"][-1])):
         said, have = summary["env_steps"], int(metrics["env_steps"][-1])
         problems.append(f"summary.json counts {said:,} steps and metrics.jsonl {have:,}: rows are missing")
@@ -249,6 +265,7 @@ def load_run(path: Path) -> RunData:
     # The launcher keeps one by the name of the run, where a study started it.
     launched = directory.path.absolute().parent / "launch" / directory.path.absolute().name
     timelines = [folder / "timeline.jsonl" for folder in (directory.logs_path, launched)]
+    timeline = next((rows for path in timelines if (rows := files.rows(path, problems)[0])), [])
     return RunData(
         path=directory.path,
         name=directory.path.absolute().name,
@@ -258,12 +275,32 @@ def load_run(path: Path) -> RunData:
         summary=summary,
         provenance=provenance,
         metrics=metrics,
-        evaluations=evaluations,
-        timeline=next((rows for path in timelines if (rows := files.rows(path, problems)[0])), []),
+        evaluations=files.numbered(evaluations, ("env_steps", "return_mean"), "eval.jsonl", problems),
+        timeline=files.numbered(timeline, ("seconds",), "timeline.jsonl", problems),
         events=files.lines(directory.logs_path / "events.log"),
         problems=problems,
         resumed=int(summary.get("resumed") or status.get("resumes") or 0),
     )
+
+
+def _sound_config(config: Tree, problems: list[str]) -> Tree:
+    config = files.sound(config, _CONFIG, "config.yaml", problems)
+    if "engine" in config:
+        config["engine"] = files.sound(config["engine"] or {}, {"workers": _NUMBER}, "config.yaml: engine", problems)
+    return config
+
+
+def _sound_summary(summary: Tree, problems: list[str]) -> tuple[Tree, bool]:
+    """And whether it says of which size the run was, as far as it ought to."""
+    found = files.sound(summary, _SUMMARY, "summary.json", problems)
+    split, hosts = found.get("actor_time_split"), found.get("hosts")
+    if split:
+        numbers = dict.fromkeys(split, _NUMBER)
+        found["actor_time_split"] = files.sound(split, numbers, "summary.json: actor_time_split", problems)
+    if hosts:
+        named = [host for host in hosts if isinstance(host, dict)]
+        found["hosts"] = [files.sound(host, _HOST, "summary.json: hosts", problems) for host in named]
+    return found, all(found.get(key) == summary.get(key) for key in ("workers", "nodes"))
 
 
 def solved_at(env: str | None) -> float | None:
@@ -289,15 +326,23 @@ def problems_of(runs: Iterable[RunData]) -> list[str]:
 
 
 def _below(path: Path, depth: int = 5) -> Iterable[Path]:
-    if (path / "config.yaml").is_file():
+    if _is((path / "config.yaml").is_file):
         yield path
-    elif depth and path.is_dir():
+    elif depth and _is(path.is_dir):
         try:
-            inside = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
+            inside = sorted(path.iterdir())
         except OSError:  # not ours to see
             return
         for one in inside:
-            yield from _below(one, depth - 1)
+            if not one.name.startswith(".") and _is(one.is_dir):
+                yield from _below(one, depth - 1)
+
+
+def _is(test: Callable[[], bool]) -> bool:
+    try:
+        return test()
+    except OSError:  # one folder that is not ours to see must not hide the others
+        return False
 
 
 def _planned(paths: Iterable[Path]) -> dict[Path, Tree]:
@@ -329,7 +374,9 @@ def _never_begun(path: Path, entry: Tree) -> RunData:
         "seed": entry.get("seed"),
     }
     state, reason = (FAILED, one_line(entry.get("reason"))) if failed else (MISSING, "not made yet")
-    return RunData(path=path, name=path.name, state=state, reason=reason, config=config)
+    problems: list[str] = []
+    config = _sound_config(config, problems)
+    return RunData(path=path, name=path.name, state=state, reason=reason, config=config, problems=problems)
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Tree:

@@ -195,7 +195,7 @@ def find_timelines(paths: Sequence[Path], runs: Sequence[RunData], given: Sequen
     found: dict[str, list[Tree]] = {}
     beside = [each for path in paths for each in (path, path / "launch", *sorted(path.glob("launch/*")))]
     for folder in (*given, *beside):
-        if rows := files.rows(folder / "timeline.jsonl", [])[0]:
+        if rows := files.numbered(files.rows(folder / "timeline.jsonl", [])[0], ("seconds",), "", []):
             found.setdefault(json.dumps(rows[0]), [{"name": folder.resolve().name}, *rows])
     for run in runs:
         if run.timeline:

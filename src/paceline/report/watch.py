@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from paceline.bench.files import RUNNING, state
+from paceline.bench.files import RUNNING, is_number, one_line, state
 from paceline.bench.study import find_runs
 from paceline.config import UserError
+from paceline.run.directory import plain
 from paceline.verdict import ASIDE, TRAINING
 
 Row = dict[str, Any]
@@ -43,6 +45,8 @@ SCAN_SECONDS = 3.0
 SETTLED_SECONDS = 5.0
 """How often a run that is not running is looked at."""
 TAIL = 64 << 10
+DAMAGE = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RecursionError)
+"""What comes of files that hold something else than they should."""
 LOG_ENDINGS = (".log", ".jsonl", ".txt", ".out", ".err")
 
 
@@ -125,9 +129,40 @@ class LiveRun:
         self._stamps: dict[str, Stamp] = {}
         self._looked = 0.0
         self._state = ("", "")
+        self._damage = ""
         self._walls: deque[float] = deque(maxlen=6)
 
     def look(self, now: float) -> None:
+        """Damage to this run is no reason to see nothing of the others."""
+        try:
+            self._look(now)
+        except DAMAGE as error:
+            self._stumble(error)
+
+    def row(self) -> Row:
+        """What the table of runs shows."""
+        try:
+            found: Row = plain(self._row())
+        except DAMAGE as error:
+            self._stumble(error)
+            found = LiveRun(self.path, self.name)._row()
+        return {**found, "state": self.state, "reason": self._damage or self._state[1]}
+
+    def details(self) -> Row:
+        """What is shown of the run that is looked at closely."""
+        try:
+            found: Row = plain(self._details())
+        except DAMAGE as error:
+            self._stumble(error)
+            found = LiveRun(self.path, self.name)._details()
+        return found
+
+    def _stumble(self, error: Exception) -> None:
+        text = f"its files are damaged: {one_line(error)}"
+        self.version += text != self._damage
+        self._damage = text
+
+    def _look(self, now: float) -> None:
         if self.state != RUNNING and self._looked and now - self._looked < SETTLED_SECONDS:
             return
         self._looked, before = now, self._state
@@ -145,16 +180,17 @@ class LiveRun:
         self._state = state(self.status, {"wall_seconds": np.array(self._walls)})
         if changed or self._state != before:  # a run that falls silent changes no file
             self.version += 1
+            self._damage = ""
 
     @property
     def state(self) -> str:
         return self._state[0]
 
-    def row(self) -> Row:
-        """What the table of runs shows."""
+    def _row(self) -> Row:
         about, last = self.summary, self.last
         env, engine = _section(self.config, "env"), _section(self.config, "engine")
-        steps = last.get("env_steps") or about.get("env_steps") or self.status.get("env_steps") or 0
+        counted = (_number(tree.get("env_steps")) for tree in (last, about, self.status))
+        steps = int(next((steps for steps in counted if steps), 0))
         goal = _section(self.config, "stop").get("total_steps")
         return {
             "name": self.name,
@@ -176,8 +212,7 @@ class LiveRun:
             "split": {part: round(seconds, 3) for part, seconds in self._split().items() if seconds > 0},
         }
 
-    def details(self) -> Row:
-        """What is shown of the run that is looked at closely."""
+    def _details(self) -> Row:
         live = {name: self.last[name] for name in DETAILS if self.last.get(name) is not None}
         return {
             **{name: self.summary[name] for name in DETAILS if self.summary.get(name) is not None},
@@ -185,31 +220,33 @@ class LiveRun:
             "memory_bytes": self.last.get("memory_bytes"),
             "host": self.status.get("host"),
             "pid": self.status.get("pid"),
-            "logs": [path.name for path in self.logs()],
+            "logs": self.logs(),
         }
 
-    def logs(self) -> list[Path]:
+    def logs(self) -> list[str]:
         """Plain files alone: a link could lead out of the run."""
-        try:
-            with os.scandir(self.path / "logs") as entries:
-                found = [
-                    Path(entry.path)
+        with self._log_folder() as folder:
+            if folder is None:
+                return []
+            with os.scandir(folder) as entries:
+                names = [
+                    entry.name
                     for entry in entries
                     if entry.name.endswith(LOG_ENDINGS) and entry.is_file(follow_symlinks=False)
                 ]
-        except OSError:
-            return []
-        return sorted(found, key=lambda path: (path.name != "events.log", path.name))
+        return sorted(names, key=lambda name: (name != "events.log", name))
 
     def read_log(self, name: str, start: int | None) -> tuple[str, int] | None:
         """The text from `start` (None: the end of the file) and where to go on; None if there is no such log."""
-        path = next((path for path in self.logs() if path.name == name), None)
-        if path is None:
+        if name not in self.logs():
             return None
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return None
+        with self._log_folder() as folder:
+            if folder is None:
+                return None
+            try:
+                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            except OSError:
+                return None
         with os.fdopen(fd, "rb") as file:
             about = os.fstat(fd)
             if not stat.S_ISREG(about.st_mode):
@@ -219,6 +256,19 @@ class LiveRun:
             file.seek(begin)
             text = file.read(TAIL)
         return text.decode("utf-8", errors="replace"), begin + len(text)
+
+    @contextlib.contextmanager
+    def _log_folder(self) -> Iterator[int | None]:
+        """Held open, so that it stays the one that was looked at; None if it is a link, or not there."""
+        try:
+            folder = os.open(self.path / "logs", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            yield None
+            return
+        try:
+            yield folder
+        finally:
+            os.close(folder)
 
     def _split(self) -> dict[str, float]:
         live = {part: self.last.get(f"time_{part}_seconds") for part in PARTS}
@@ -309,7 +359,7 @@ def _section(tree: Row, name: str) -> Row:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and isfinite(value) else None
+    return float(value) if is_number(value) else None
 
 
 def _short(value: Any) -> float | None:
