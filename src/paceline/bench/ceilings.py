@@ -44,13 +44,13 @@ class Ceilings:
     observation_bytes: int
 
 
-def measure(config: RunConfig, envs: int) -> Ceilings:
-    """In this process, a few seconds. `envs`: those of one worker."""
+def measure(config: RunConfig, envs: int, cores: int) -> Ceilings:
+    """In this process, a few seconds. `envs`, `cores`: those of one worker; 0 cores: all that are ours."""
     import torch
 
     from paceline.engine.replica import Replica, minibatch_rows
 
-    replica = Replica(config, envs=envs, on_device=False)
+    replica = Replica(config, envs=envs, cores=cores, on_device=False)
     try:
         assert replica.collector is not None
         replica.collector.start()

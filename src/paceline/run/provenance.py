@@ -50,7 +50,7 @@ def collect(argv: list[str]) -> dict[str, Any]:
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "platform": platform.platform(),
         "hostname": socket.gethostname(),
-        "cpu_model": _cpu_model(),
+        "cpu_model": cpu_model(),
         "cores": machine.cores(),
         "memory_bytes": machine.memory_limit_bytes(),
         "git": git(Path.cwd()),
@@ -92,7 +92,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
             for line in file:
