@@ -132,6 +132,17 @@ def test_nodes_and_the_timeline_of_their_start(tmp_path: Path, make_run: MakeRun
     assert (starting["from"], starting["to"]) == (1.5, 4.0)
 
 
+def test_a_return_before_the_end_says_where(tmp_path: Path, make_run: MakeRun) -> None:
+    make_run(tmp_path / "runs" / "long", rows=20)
+    make_run(tmp_path / "runs" / "short", rows=5, workers=2, best=80.0)
+    page = build([tmp_path / "runs"], load_runs([tmp_path / "runs"]))
+    (tile,) = (one for one in page.tiles if one.label.startswith("best return"))
+    assert tile.label == "best return at 5,000 steps" and tile.value == "349.6"
+    assert any("the highest return is that of 1 worker, 349.6 at 5,000 steps" in text for text in page.because)
+    page = build([tmp_path / "runs" / "long"], load_runs([tmp_path / "runs" / "long"]))
+    assert any(one.label == "best return" for one in page.tiles) and " steps" not in page.headline
+
+
 def test_bad_input_is_one_line(tmp_path: Path, make_run: MakeRun, cli: Cli) -> None:
     run = make_run(tmp_path / "run")
     (tmp_path / "nothing").mkdir()

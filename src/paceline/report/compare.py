@@ -40,16 +40,15 @@ def run_compare(
     scales = _scales(runs, ranges) if mixed else None
     result = compare(groups, at=at, metric=metric, threshold=threshold, ranges=scales)
     text = page(result, groups, runs, scales)
+    print(text)
     if out is not None:
         words = [*paths, "--at", at, "--metric", metric, *(["--by", ",".join(by)] if by else [])]
         words += ["--threshold", f"{threshold:g}"] if threshold is not None else []
         words += ["--mixed"] if mixed else []
         words += [word for item in ranges for word in ("--range", item)]
         command = shlex.join(["paceline", "compare", *words, "--out", out])
-        _write(Path(out).expanduser(), result, f"# Comparison\n\n```sh\n{command}\n```\n\n{text}")
-    print(text)
-    if out is not None:
-        print(f"written    {Path(out) / 'compare.md'}, .json, .csv and .png")
+        drawn = _write(Path(out).expanduser(), result, f"# Comparison\n\n```sh\n{command}\n```\n\n{text}")
+        print(f"written    {Path(out) / 'compare.md'}, {'.json, .csv and .png' if drawn else '.json and .csv'}")
     return 0
 
 
@@ -208,7 +207,8 @@ def _scales(runs: Sequence[RunData], given: Sequence[str]) -> dict[str, tuple[fl
     return found
 
 
-def _write(folder: Path, result: Comparison, text: str) -> None:
+def _write(folder: Path, result: Comparison, text: str) -> bool:
+    """Whether the figure is among the files."""
     from paceline.report.figures import draw_comparison
 
     try:
@@ -216,7 +216,7 @@ def _write(folder: Path, result: Comparison, text: str) -> None:
         write_text(folder / "compare.md", text)
         write_json(folder / "compare.json", dataclasses.asdict(result))
         write_text(folder / "compare.csv", _csv(result))
-        draw_comparison(result, folder / "compare.png")
+        return draw_comparison(result, folder / "compare.png")
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written ({error.strerror}); choose another folder") from None
 

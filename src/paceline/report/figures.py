@@ -13,7 +13,6 @@ import numpy as np
 from paceline.bench.comparison import AXES, Comparison, Estimate
 from paceline.bench.laws import law_speed_up
 from paceline.bench.scaling_tables import size, title
-from paceline.config import UserError
 from paceline.report.plots import DASHES, PALETTE, STYLE, short
 
 if TYPE_CHECKING:
@@ -33,12 +32,14 @@ PARTS = {
 }
 
 
-def save(output: Path, draw: Callable[[Figure], None], size: tuple[float, float]) -> None:
-    """One figure, never through pyplot: nothing global, no window system."""
+def save(output: Path, draw: Callable[[Figure], None], size: tuple[float, float]) -> bool:
+    """One figure, never through pyplot: nothing global, no window system. False, with a line that says so, where it
+    cannot be drawn: what it would show has been measured, and is in the tables."""
     try:
         import matplotlib
     except ImportError:
-        raise UserError("plots need matplotlib, which is not installed; pip install 'paceline[report]'") from None
+        print("figure     not drawn: matplotlib is not installed; pip install 'paceline[report]'")
+        return False
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -46,9 +47,10 @@ def save(output: Path, draw: Callable[[Figure], None], size: tuple[float, float]
         figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12), facecolor="white")
         draw(figure)
         figure.savefig(output, dpi=130)
+    return True
 
 
-def draw_comparison(result: Comparison, output: Path) -> None:
+def draw_comparison(result: Comparison, output: Path) -> bool:
     """Curves, scores, profiles, probabilities, speed, time. Of several tasks, the curves of the first; and all of it,
     where nothing is scored together."""
     result = result if result.results else result.by_task[0]
@@ -64,7 +66,7 @@ def draw_comparison(result: Comparison, output: Path) -> None:
         split_bars(axes[5], [one.label for one in result.results], [one.time_split for one in result.results])
         legend(figure, [one.label for one in result.results])
 
-    save(output, draw, (15, 8.4))
+    return save(output, draw, (15, 8.4))
 
 
 def draw_scaling(folder: Path) -> None:
@@ -94,10 +96,12 @@ def draw_scaling(folder: Path) -> None:
         legend(figure, labels)
 
     try:
-        save(folder / "scaling.png", draw, (13, 9))
+        drawn = save(folder / "scaling.png", draw, (13, 9))
     except OSError as error:
-        raise UserError(f"{folder / 'scaling.png'}: cannot be written ({error.strerror})") from None
-    print(f"figure     {folder / 'scaling.png'}")
+        print(f"figure     not drawn: {folder / 'scaling.png'} cannot be written ({error.strerror})")
+        return
+    if drawn:
+        print(f"figure     {folder / 'scaling.png'}")
 
 
 def _points(axis: Axes, series: list[dict[str, Any]], name: str, text: str) -> None:

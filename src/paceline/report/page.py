@@ -142,7 +142,7 @@ def verdict(tasks: Sequence[Task], runs: Sequence[RunData]) -> tuple[str, list[s
             if len(task.by_steps.results) == 1
             else f"the highest return is that of {best.label},"
         )
-        text = f"{task.name}: {who} {number(best.score.value)}" + (f" (95 %: {sure})" if sure else "")
+        text = f"{task.name}: {who} {number(best.score.value)}{task.cut}" + (f" (95 %: {sure})" if sure else "")
         close = [
             other.label
             for other in task.by_steps.results
@@ -177,7 +177,8 @@ def tiles(tasks: Sequence[Task], runs: Sequence[RunData]) -> list[Tile]:
     if len(tasks) == 1 and tasks[0].by_steps is not None:
         best = max(tasks[0].by_steps.results, key=lambda result: result.score.value)
         sure = interval(best.score.low, best.score.high)
-        shown.append(Tile("best return", number(best.score.value), f"95 %: {sure}" if sure else best.label))
+        small = f"95 %: {sure}" if sure else best.label
+        shown.append(Tile(f"best return{tasks[0].cut}", number(best.score.value), small))
     spent = sum(run.wall_seconds for run in runs if run.wall_seconds > 0)
     steps = sum(run.env_steps for run in runs)
     shown.append(Tile("time of all runs", seconds(spent), f"{number(steps)} steps"))

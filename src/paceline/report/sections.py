@@ -32,6 +32,8 @@ from paceline.report.blocks import (
 from paceline.report.speed import Family, families
 
 MOST_TIMELINES = 4
+SHORT = 1.1
+"""How many times the steps at which returns are compared a run may have without a word."""
 
 
 class Task:
@@ -56,6 +58,15 @@ class Task:
     @property
     def runs(self) -> list[RunData]:
         return [run for group in self.groups for run in group.runs]
+
+    @property
+    def cut(self) -> str:
+        """` at N steps`, where returns are compared well before the end of the longest run; else nothing."""
+        if self.by_steps is None:
+            return ""
+        (end,) = self.by_steps.horizon.values()
+        longest = max(run.env_steps for group in self.groups for run in group.used if charts.has_returns(run))
+        return f" at {number(end)} steps" if longest > SHORT * end else ""
 
     def family_of(self, group: Group) -> tuple[Family, int] | None:
         for family in self.families:
