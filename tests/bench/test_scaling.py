@@ -185,4 +185,4 @@ def test_a_study_and_a_run_that_fails(here: Path, cli: Cli) -> None:
     result = cli("compare", "st")
     assert result.code == 0 and "- NoSuchEnv-v0-ppo-auto-w1-s0: failed: " in result.out, result.err
     result = cli(*words, "--workers", "1", "--set", "ppo.gamma=0.5")
-    assert result.code == 2 and "has ppo.gamma=" in result.err
+    assert result.code == 2 and "with ppo.gamma=0.98, not 0.5" in result.err

@@ -124,6 +124,8 @@ def test_values_that_are_no_numbers_are_named(make_run: MakeRun, tmp_path: Path)
     (path / "config.yaml").write_text(text.replace("seed: 0", "seed: first").replace("  workers: 0", "  workers: [1]"))
     run = load_run(path)
     assert (run.seed, len(run.problems)) == (0, 2) and run.usable
+    run = load_run(damaged(make_run("origin"), "provenance.json", paceline=[1], cores="x"))
+    assert run.version == "[1]" and "cores is 'x'" in run.problems[0]
     path = make_run("eval")
     (path / "eval.jsonl").write_text('{"env_steps": "x", "return_mean": 1}\n{"return_mean": 1}\n')
     run = load_run(path)

@@ -181,7 +181,9 @@ def plan_scaling(
     ]
     if not points:
         dropped = ", ".join(f"{workers} on {nodes}" for nodes in matrix.nodes for workers in matrix.workers)
-        raise UserError(f"--nodes needs a worker for each: no run is left of the workers on nodes {dropped}")
+        raise UserError(
+            f"--workers on --nodes {dropped}: each node needs a worker, and no run is left; give more workers"
+        )
     envs_of: dict[str, str] = {}
     for point in points:
         if envs_of.setdefault(point.name, point.env) != point.env:

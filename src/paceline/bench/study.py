@@ -116,7 +116,8 @@ class RunData:
 
     @property
     def version(self) -> str | None:
-        return self.provenance.get("paceline")
+        found = self.provenance.get("paceline")
+        return None if found is None else str(found)
 
     @property
     def task(self) -> str:

@@ -61,7 +61,7 @@ def page(
         if one is not result:
             parts.append(f"## {one.tasks[0]}")
         if not one.results:
-            parts.append("Nothing together: –")
+            parts.append("All tasks together: –")
             continue
         parts.append(_scores(one))
         parts.append(_speeds(one))
