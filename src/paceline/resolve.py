@@ -33,7 +33,11 @@ Loader.add_implicit_resolver(
 def resolve_tree(given: Mapping[str, Any], *, preset: str | None = None) -> tuple[RunConfig, str | None]:
     """The validated config of what the user gave, and the name of the preset that filled the rest."""
     given = tidy(given)
-    validate({key: given[key] for key in ("algo", "env", "preset", "engine") if key in given})  # to look the preset up
+    named = {key: given[key] for key in ("algo", "env", "preset") if key in given}
+    engine = given.get("engine")
+    if isinstance(engine, Mapping) and "name" in engine:
+        named["engine"] = {"name": engine["name"]}
+    validate(named)  # to look the preset up
     algo = given.get("algo") or RunConfig.model_fields["algo"].default
     for other in SECTIONS:
         if other != algo and given.get(other):

@@ -68,7 +68,7 @@ def learned(lab: Any, algo: str, net: str, action: str) -> tuple[list[int], Any,
 
 
 @pytest.mark.parametrize(("net", "action"), [("cnn", "discrete"), ("mixed", "gaussian")])
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize("algo", OPTIONS)
 def test_the_gradient_is_that_of_one_pass(
     lab: Any, algo: str, net: str, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
