@@ -18,7 +18,16 @@ from paceline.cli import main
 COMMAND = Path(sys.executable).with_name("paceline")
 SECONDS = 60.0
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background begins with it ignored
+ONE_BY_ONE = {"test_ray", "test_rllib", "test_sweep", "test_docs", "test_collective", "test_launch", "test_supervisor",
+              "test_node", "test_examples"}  # fmt: skip
+"""Files whose tests start Ray, or look for what is left on the machine: not at the same time."""
 LOOP_VOLATILE = {"time", "cpu_seconds", "peak_memory_bytes", "resumes"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What goes to the same process of `pytest -n 2 --dist loadgroup`: a file, or all of `ONE_BY_ONE`."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("machine" if item.path.stem in ONE_BY_ONE else str(item.path)))
 
 
 @dataclass(frozen=True)

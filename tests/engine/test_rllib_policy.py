@@ -114,7 +114,8 @@ def test_the_copy_says_the_same(tree: Tree, observation: spaces.Space[Any], acti
     if config.algo in ("ppo", "impala"):
         with torch.no_grad():
             values = module.compute_values({"obs": seen}).numpy()
-        assert np.allclose(policy.value(ours), values, rtol=1e-4, atol=1e-4) and values.std() > 0
+        close = 1e-4 * max(1.0, float(np.abs(values).max()))  # of pixels they are thousands
+        assert np.allclose(policy.value(ours), values, rtol=1e-4, atol=close) and values.std() > 0
 
     back = to_rllib(config, image, policy.state(), {name: np.zeros_like(value) for name, value in weights.items()})
     again = from_rllib(config, image, back, own)
