@@ -16,6 +16,7 @@ from paceline.run.console import PlainConsole, duration
 from paceline.run.directory import RunDirectory, write_text
 from paceline.tune import table
 from paceline.tune.plan import EARLY, FAILED, FINAL, PENDING, RUNNING, STOPPED, Sweep, Trial
+from paceline.tune.space import combinations
 
 LINE_SECONDS = 30.0  # between two lines of progress
 
@@ -49,6 +50,8 @@ class Scribe(tune.Callback):
         )
         for key, said in sweep.space.items():
             self._say(f"           {key}: {said}")
+        if sweep.search in ("random", "asha") and points == combinations(sweep.domains):
+            self._say(f"           there are only {points} combinations, and these are all of them")
         self._write()
 
     def where(self, cluster: Cluster, places: int | None) -> None:
