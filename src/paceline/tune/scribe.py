@@ -10,6 +10,7 @@ from typing import Any
 
 from ray import tune
 
+from paceline.config import UserError
 from paceline.engine.ray_cluster import Cluster
 from paceline.engine.signals import STOPPED_EARLY
 from paceline.run.console import PlainConsole, duration
@@ -108,6 +109,7 @@ class Scribe(tune.Callback):
         if result.get("values") is not None and result["values"] != found.values:
             self._say(f"{found.name}  takes over weights, with {table.describe(result['values'])}")
             found.values = result["values"]
+            self._write()
         if "env_steps" in result:
             found.steps, found.iteration = result["env_steps"], result["iteration"]
             found.seconds, found.return_mean = result["seconds"], result["return_mean"]
@@ -174,7 +176,10 @@ class Scribe(tune.Callback):
             return
         from paceline.tune.figure import draw
 
-        self._say(f"picture    {self._shown / draw(self._sweep).name}")
+        try:
+            self._say(f"picture    {self._shown / draw(self._sweep).name}")
+        except UserError as error:
+            self._say(f"picture    none: {error}")
 
     def _write(self) -> None:
         self._sweep.save()
