@@ -32,6 +32,15 @@ def test_settings_that_were_taken_over_are_written_at_once(tmp_path: Path) -> No
     assert load_sweep(tmp_path).trials[0].values == {"ppo.gamma": 0.95}
 
 
+def test_nothing_is_left_to_continue_when_all_have_ended(tmp_path: Path) -> None:
+    made = sweep(tmp_path)
+    for trial in made.trials:
+        trial.status, trial.score = "done", 1.0
+    assert Scribe(made).finish("its time is over") == 0
+    made.trials[0].status = "running"
+    assert Scribe(made).finish("its time is over") == 99 and made.trials[0].status == "stopped"
+
+
 def test_a_picture_that_cannot_be_drawn_is_not_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = sweep(tmp_path)
     for trial in made.trials:

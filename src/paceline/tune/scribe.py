@@ -69,6 +69,8 @@ class Scribe(tune.Callback):
                 trial.status = STOPPED if reason else FAILED
                 trial.error = "" if reason else "it ended without a word"
                 self._refresh(trial)
+        if all(trial.status in FINAL for trial in sweep.trials):
+            reason = None  # it came too late
         if reason is None and any(trial.status == STOPPED for trial in sweep.trials):
             reason = "the allocation ends"  # which trials notice, too
         self._write()
