@@ -24,6 +24,7 @@ ONE_BY_ONE = {"test_ray", "test_rllib", "test_sweep", "test_docs", "test_collect
 LOOP_VOLATILE = {"time", "cpu_seconds", "peak_memory_bytes", "resumes"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What goes to the same process of `pytest -n 2 --dist loadgroup`: a file, or all of `ONE_BY_ONE`."""
     for item in items:
