@@ -24,11 +24,19 @@ ONE_BY_ONE = {"test_ray", "test_rllib", "test_sweep", "test_docs", "test_collect
 LOOP_VOLATILE = {"time", "cpu_seconds", "peak_memory_bytes", "resumes"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What goes to the same process of `pytest -n 2 --dist loadgroup`: a file, or all of `ONE_BY_ONE`."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("machine" if item.path.stem in ONE_BY_ONE else str(item.path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`pytest -n 2 --dist loadfile`: a file goes to one process, and all of `ONE_BY_ONE` to the same."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = Path(nodeid.partition("::")[0])
+            return "machine" if path.stem in ONE_BY_ONE and "cluster" not in path.parts else str(path)
+
+    return ByFile(config, log)
 
 
 @dataclass(frozen=True)
