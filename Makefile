@@ -34,8 +34,8 @@ lint: setup  ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: setup lint  ## the tests, in a few minutes
-	$(BIN)/python -m pytest
+test: setup lint  ## the tests, two at a time; ten minutes
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-learning: setup  ## every published score, over several seeds, two at a time; ten minutes
 	$(BIN)/python -m pytest -n 2 -m learning tests/learning

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from measuring import ROOT, BenchError, machine, output_of, sgemm_gflops, versions
-from run import JOBS, Bench, Job, facts_of, say, write_results
-from tables import Row, bars_table
+from measuring import ROOT, output_of
+from run import JOBS, Bench, Job, say
+from run import measure as measure_blocks
+from tables import Row
 
 _CARTPOLE = (
     "--preset none --algo dqn --env CartPole-v1 --set dqn.double=false --set model.hidden=[256,256] "
@@ -133,21 +133,10 @@ def main() -> int:
         print(json.dumps(measure(options.measure, options.rows)))
         return 0
     JOBS.update(OURS)
-    facts: dict[str, Any] = facts_of("benchmarks/dqn.py", machine(), versions())
-    rows: list[Row] = []
-    failures: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as runs:
-        bench = Bench(options.repeats or (2 if options.quick else 3), options.quick, Path(runs), sgemm_gflops())
-        for name in options.only:
-            try:
-                rows += blocks[name](bench)
-            except BenchError as error:
-                failures.append(f"{name} was not measured: {error}")
-                say(failures[-1])
-    path = write_results(bench, rows, {**facts, "failures": failures}, "dqn-quick" if bench.quick else "dqn")
-    print(bars_table(rows))
-    print(f"\nWritten to {path.relative_to(ROOT)} and {path.with_suffix('.json').name}.")
-    return int(bool(failures) or not all(row.passed for row in rows))
+    repeats = options.repeats or (2 if options.quick else 3)
+    return measure_blocks(
+        "dqn.py", blocks, options.only, repeats, options.quick, "dqn-quick" if options.quick else "dqn"
+    )
 
 
 if __name__ == "__main__":

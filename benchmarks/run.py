@@ -12,7 +12,7 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -284,6 +284,32 @@ Ours: {libraries[0]}. Peers: {libraries[1]}.
     return path
 
 
+def measure(
+    script: str,
+    blocks: Mapping[str, Callable[[Bench], list[Row]]],
+    only: Sequence[str],
+    repeats: int,
+    quick: bool,
+    name: str,
+) -> int:
+    """These blocks, into `results/NAME.{md,json}`; the exit code of the script."""
+    facts: dict[str, Any] = facts_of(f"benchmarks/{script}", machine(), versions())
+    rows: list[Row] = []
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as runs:
+        bench = Bench(repeats, quick, Path(runs), sgemm_gflops())
+        for block in only:
+            try:
+                rows += blocks[block](bench)
+            except BenchError as error:  # the other bars are still worth knowing
+                failures.append(f"{block} was not measured: {error}")
+                say(failures[-1])
+    path = write_results(bench, rows, {**facts, "failures": failures}, name)
+    print(bars_table(rows))
+    print(f"\nWritten to {path.relative_to(ROOT)} and {path.with_suffix('.json').name}.")
+    return int(bool(failures) or not all(row.passed for row in rows))
+
+
 def main() -> int:
     blocks: dict[str, Callable[[Bench], list[Row]]] = {
         "grid5000": Bench.grid5000,
@@ -306,21 +332,7 @@ def main() -> int:
     for path, target in ((OURS, "setup"), (PEERS_PYTHON, "bench-setup")):
         if not path.exists():
             parser.error(f"{shown([str(path)])} is missing; run `make {target}` first")
-    facts = facts_of("benchmarks/run.py", machine(), versions())
-    rows: list[Row] = []
-    failures: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as runs:
-        bench = Bench(repeats, options.quick, Path(runs), sgemm_gflops())
-        for name in options.only:
-            try:
-                rows += blocks[name](bench)
-            except BenchError as error:  # the other bars are still worth knowing
-                failures.append(f"{name} was not measured: {error}")
-                say(failures[-1])
-    path = write_results(bench, rows, {**facts, "failures": failures}, "quick" if bench.quick else "latest")
-    print(bars_table(rows))
-    print(f"\nWritten to {path.relative_to(ROOT)} and {path.with_suffix('.json').name}.")
-    return int(bool(failures) or not all(row.passed for row in rows))
+    return measure("run.py", blocks, options.only, repeats, options.quick, "quick" if options.quick else "latest")
 
 
 if __name__ == "__main__":

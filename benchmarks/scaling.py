@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
-from measuring import ROOT, BenchError, Record, first_iteration_seconds, machine, ours, peer, sgemm_gflops, versions
-from run import _GRID5000, _PPO_CARTPOLE, JOBS, Bench, Pairs, facts_of, less_work, say, write_results
-from tables import Row, bars_table
+from measuring import Record, first_iteration_seconds, ours, peer
+from run import _GRID5000, _PPO_CARTPOLE, JOBS, Bench, Pairs, less_work, measure, say
+from tables import Row
 
 _SMALL = "--set model.hidden=[64,64]"
 _BURN = (
@@ -148,21 +146,8 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=2, help="pairs of runs a job (default: 2)")
     parser.add_argument("--quick", action="store_true", help="short runs, to see that it works")
     options = parser.parse_args()
-    facts = facts_of("benchmarks/scaling.py", machine(), versions())
-    rows: list[Row] = []
-    failures: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as runs:
-        bench = Bench(options.repeats, options.quick, Path(runs), sgemm_gflops())
-        for name in options.only:
-            try:
-                rows += BLOCKS[name](bench)
-            except BenchError as error:
-                failures.append(f"{name} was not measured: {error}")
-                say(failures[-1])
-    path = write_results(bench, rows, {**facts, "failures": failures}, "quick-scaling" if options.quick else "scaling")
-    print(bars_table(rows))
-    print(f"\nWritten to {path.relative_to(ROOT)}.")
-    return int(bool(failures) or not all(row.passed for row in rows))
+    name = "quick-scaling" if options.quick else "scaling"
+    return measure("scaling.py", BLOCKS, options.only, options.repeats, options.quick, name)
 
 
 if __name__ == "__main__":

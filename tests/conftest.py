@@ -18,7 +18,25 @@ from paceline.cli import main
 COMMAND = Path(sys.executable).with_name("paceline")
 SECONDS = 60.0
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background begins with it ignored
+ONE_BY_ONE = {"test_ray", "test_rllib", "test_sweep", "test_docs", "test_collective", "test_launch", "test_supervisor",
+              "test_node", "test_examples"}  # fmt: skip
+"""Files whose tests start Ray, or look for what is left on the machine: not at the same time."""
 LOOP_VOLATILE = {"time", "cpu_seconds", "peak_memory_bytes", "resumes"}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`pytest -n 2 --dist loadfile`: a file goes to one process, and all of `ONE_BY_ONE` to the same."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = Path(nodeid.partition("::")[0])
+            return "machine" if path.stem in ONE_BY_ONE and "cluster" not in path.parts else str(path)
+
+    return ByFile(config, log)
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,15 @@ def test_a_program_that_does_not_do_is_an_error(program: str, said: str, make: C
         make(command=["/no/such/program"]).reset()
 
 
+def test_a_long_request_that_nobody_reads_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    make_simulator = load_attribute(f"{ROOT}/examples/simulator/external.py:Simulator", "example")
+    simulator = make_simulator(["sleep", "30"], answer_seconds=0.3, start_seconds=0)
+    with pytest.raises(Exception, match="read no request in"):
+        simulator.ask({"text": "a" * 200_000})
+    assert simulator.pid is None
+
+
 def test_nothing_is_left_running(make: Callable[..., Env], tmp_path: Path) -> None:
     """Of the program, nor of what it has started, even if it does not go when its input ends."""
     mark = tmp_path / "child"

@@ -43,12 +43,8 @@ class Simulator:
         if self._process is None:
             self._start()
             seconds += self.start_seconds
-        assert self._process is not None and self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        except OSError:  # nobody reads it
-            self._lose("it has ended")
         deadline = time.monotonic() + seconds
+        self._write(json.dumps(request).encode() + b"\n", deadline, seconds)
         while not (line := self._read_line(deadline, seconds)).startswith(b"{"):
             pass
         try:
@@ -78,9 +74,24 @@ class Simulator:
         except OSError as error:
             self._errors.close()
             raise SimulatorLost(f"it cannot be started: {error.strerror}") from error
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         self._forget = weakref.finalize(
             self, _end, self._process, self._errors, os.getpid()
         )  # at the exit at the latest
+
+    def _write(self, unsent: bytes, deadline: float, seconds: float) -> None:
+        """A pipe holds 64 KiB: what is longer waits for the program to read, and that has a limit too."""
+        assert self._process is not None and self._process.stdin is not None
+        while unsent:
+            with selectors.DefaultSelector() as ready:
+                ready.register(self._process.stdin, selectors.EVENT_WRITE)
+                if not ready.select(max(0.0, deadline - time.monotonic())):
+                    self._lose(f"it has read no request in {seconds:g} s")
+            try:
+                unsent = unsent[os.write(self._process.stdin.fileno(), unsent) :]
+            except OSError:  # nobody reads it
+                self._lose("it has ended")
 
     def _read_line(self, deadline: float, seconds: float) -> bytes:
         assert self._process is not None and self._process.stdout is not None

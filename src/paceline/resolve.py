@@ -33,7 +33,7 @@ Loader.add_implicit_resolver(
 def resolve_tree(given: Mapping[str, Any], *, preset: str | None = None) -> tuple[RunConfig, str | None]:
     """The validated config of what the user gave, and the name of the preset that filled the rest."""
     given = tidy(given)
-    named = {key: given[key] for key in ("algo", "env", "preset") if key in given}
+    named: dict[str, Any] = {key: given[key] for key in ("algo", "env", "preset") if key in given}
     engine = given.get("engine")
     if isinstance(engine, Mapping) and "name" in engine:
         named["engine"] = {"name": engine["name"]}

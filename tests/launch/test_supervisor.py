@@ -64,7 +64,7 @@ def test_what_it_says_about_its_host() -> None:
 
 
 GUARDED = """
-import subprocess, sys, time
+import os, signal, subprocess, sys, time
 from pathlib import Path
 from paceline.launch import node, supervisor
 def work(tell):
@@ -72,16 +72,14 @@ def work(tell):
     tell(folder)
     subprocess.run([sys.executable, "-c", "import os,time\\nif os.fork() == 0:\\n os.setsid()\\n time.sleep(60)"])
     orphan, = node.ours(None)
-    print(os.getppid(), os.getpid(), orphan.pid, folder, flush=True)
-    import signal
     told = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    print(os.getppid(), os.getpid(), orphan.pid, folder, flush=True)
     while not told:
         time.sleep(0.05)
     node.end_all(folder, 5)
     node.remove_folder(folder)
     return 5
-import os
 sys.exit(supervisor._guarded(work))
 """
 

@@ -196,7 +196,7 @@ def test_a_disk_that_is_too_small_says_so_at_once(tmp_path: Path) -> None:
 # -- saving ---------------------------------------------------------------------------------------------------------
 
 
-def filled(world: World, rollouts: int, folder: Path | None = None, capacity: int = 60) -> Replay:
+def filled(world: World, rollouts: int, folder: Path | None = None, capacity: int = 61) -> Replay:
     replay = make(world, capacity, prioritized=True, on_disk=folder is not None)
     if folder is not None:
         replay.open(folder)
@@ -243,6 +243,27 @@ def test_rows_written_after_the_mark_are_not_those_that_were_there(tmp_path: Pat
     assert check(two, world, 3, mark - 1) == {key for key in valid if oldest <= key[1] < mark}
     assert two.tree is not None and (two.tree[held(two)] > 0).all()
     assert two.tree.total == pytest.approx(two.tree[held(two)].sum())
+
+
+def test_a_second_cut_before_the_next_checkpoint(tmp_path: Path) -> None:
+    """What the first run had written after the mark is still not what was there."""
+    world = World()
+    one = filled(world, 7, tmp_path)
+    mark, state = world.t, saved(one)
+    more(one, world, 2)
+    two = filled(World(), 0, tmp_path)
+    two.load(state)
+    two.add(World().rollout(4), continues=False, priority=np.ones((4, 3), np.float32))
+    three = filled(World(), 0, tmp_path)
+    assert "8 x 3 are lost" in str(three.load(state))
+    check(three, world, 1, mark - 1)
+
+
+def test_a_file_of_observations_that_is_gone(tmp_path: Path) -> None:
+    state = saved(filled(World(), 7, tmp_path))
+    (tmp_path / "observations.npy").unlink()
+    again = filled(World(), 0, tmp_path)
+    assert "starts empty" in str(again.load(state)) and len(again) == 0
 
 
 def test_what_cannot_be_restored_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.config import UserError
 from paceline.tune.plan import Sweep, Trial, load_sweep, make_sweep
-from paceline.tune.space import Range, parse_space, points, read_space
+from paceline.tune.space import FIXED, Range, combinations, parse_space, points, read_space
 
 LR = "ppo.learning_rate"
 
@@ -47,6 +47,41 @@ def test_draws_are_in_range_and_repeat_with_the_seed() -> None:
     assert 0.4 < (rates < 1e-3).mean() < 0.6  # half of the magnitudes
     assert {point["ppo.epochs"] for point in found} == {1, 2, 3}
     assert Range("log", 1e-4, 1e-2).clamp(0.5) == 1e-2 and Range("int", 1, 3).clamp(0.2) == 1
+
+
+@pytest.mark.parametrize("kind", ["uniform", "log"])
+def test_a_narrow_range_is_searched_and_not_left(kind: str) -> None:
+    narrow = Range(kind, 0.999, 0.99999)
+    rng = np.random.default_rng(0)
+    drawn = {narrow.draw(rng) for _ in range(200)}
+    assert len(drawn) > 150 and all(0.999 <= value <= 0.99999 for value in drawn)
+    assert narrow.clamp(1.2) == 0.99999 and narrow.clamp(0.99912345678) == 0.9991235
+    odd = Range(kind, 0.123456, 0.765432)
+    assert odd.clamp(0.0) == 0.123456 and odd.clamp(1.0) == 0.765432 and odd.clamp(0.3333333) == 0.3333
+
+
+def test_a_population_is_as_large_as_asked_for(tmp_path: Path) -> None:
+    budget = {"stop": {"total_steps": 1000}}
+    made = sweep(tmp_path, {"ppo.gamma": [0.9, 0.99]}, budget, search="pbt", trials=5)
+    assert len({trial.name for trial in made.trials}) == 5
+    assert sorted(trial.values["ppo.gamma"] for trial in made.trials)[1:4] == [
+        0.9,
+        made.trials[4].values["ppo.gamma"],
+        0.99,
+    ]
+    assert combinations(made.domains) == 2 and combinations({LR: Range("log", 0.1, 1)}) is None
+
+
+def test_a_population_takes_no_settings_that_checkpoints_are_made_for(tmp_path: Path) -> None:
+    """Each is one of some algorithm, and would not fail before the first exchange."""
+    values = {"optimizer": ("a2c", "adam"), "noisy_deviation": ("dqn", 0.4), "exploration": ("dqn", "noisy")}
+    values |= {"replay": ("dqn", "disk"), "replay_size": ("dqn", "10k")}
+    for name in FIXED:
+        algo, value = values.get(name, ("dqn", True))
+        given, space = {"algo": algo, "stop": {"total_steps": 1000}}, {f"{algo}.{name}": [value]}
+        assert sweep(tmp_path, space, given).trials
+        with pytest.raises(UserError, match=rf"{algo}\.{name}: .*pbt cannot change it"):
+            sweep(tmp_path, space, given, search="pbt", trials=4)
 
 
 @pytest.mark.parametrize(

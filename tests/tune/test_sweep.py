@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 
-from paceline.resolve import read_file, resolve_tree
+from paceline.config import UserError
+from paceline.resolve import read_file, resolve_tree, to_yaml
 from paceline.run.directory import RunDirectory
+from paceline.tune.command import run_tune
+from paceline.tune.plan import Sweep, load_sweep, make_sweep
+from paceline.tune.sweep import run_sweep
 
 Cli = Callable[..., Any]
 
@@ -163,6 +167,48 @@ def test_a_population_takes_over_weights(here: Path, cli: Cli) -> None:
         assert [line["iteration"] for line in lines] == list(range(1, len(lines) + 1))
         assert lines[-1]["env_steps"] >= 6000
     assert json.loads(Path("s/tune.json").read_text())["search"] == "pbt"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_only_a_search_that_has_not_begun_is_removed(begun: bool, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(sweep: Sweep, *_: Any) -> None:
+        sweep.trials[0].status = "done" if begun else "pending"
+        raise UserError("late")
+
+    monkeypatch.setattr("paceline.tune.sweep._run", run)
+    with pytest.raises(UserError, match="late"):
+        run_sweep(new_sweep(here / "s", search="grid", trials=None))
+    assert Path("s/tune.json").exists() is begun
+
+
+def test_a_member_goes_on_with_the_settings_of_its_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after it took over others, before the search has written them."""
+    made = new_sweep(here / "s", search="pbt", trials=4)
+    config, _ = resolve_tree(made.tree(made.trials[1], {"ppo.gamma": 0.95}))
+    for trial in made.trials[:2]:
+        (made.folder / trial.name).mkdir(parents=True)
+    RunDirectory(made.folder / made.trials[0].name).config_path.write_text("{")
+    RunDirectory(made.folder / made.trials[1].name).config_path.write_text(to_yaml(config))
+    before = [dict(trial.values) for trial in made.trials]
+    monkeypatch.setattr("paceline.tune.sweep._run", lambda *_: "stopped before its first trial")
+    assert run_sweep(made, new=False) == 99
+    assert [t.values for t in load_sweep(made.folder).trials] == [before[0], {"ppo.gamma": 0.95}, *before[2:]]
+
+
+def new_sweep(folder: Path, **asked: Any) -> Sweep:
+    options: dict[str, Any] = {"preset": None, "space": {"ppo.gamma": [0.9, 0.99]}, "seeds": 1, "mode": "max"}
+    given = {"env": "CartPole-v1", "stop": {"total_steps": 1000}}
+    return make_sweep(folder, given, metric="return_mean", interval=None, **options, **asked)
+
+
+def test_retry_needs_resume_which_may_be_auto(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("space.yaml").write_text("ppo.gamma: [0.9, 0.99]\n")
+    monkeypatch.setattr("paceline.tune.sweep._run", lambda *_: "stopped before its first trial")
+    options: dict[str, Any] = {"preset": None, "parallel": None, "gpus": 0.0, "stop_after": None, "retry": True}
+    given, asked = {"env": "CartPole-v1", "out": ".", "name": "s"}, {"space": "space.yaml"}
+    with pytest.raises(UserError, match="--retry"):
+        run_tune(given, asked=asked, resume=None, **options)
+    assert run_tune(given, asked=asked, resume="auto", **options) == 99
 
 
 def test_bad_input_writes_nothing(here: Path, cli: Cli) -> None:

@@ -71,10 +71,11 @@ class Replay:
         self._valid = np.zeros(slots, np.bool_)
         self._written = 0  # rows, ever
         self._mapped_written: NDArray[np.int64] | None = None
+        self._newest = 0  # rows that were written to the file, also by a run that was cut off after its last checkpoint
         self._filled = 0  # slots that may be drawn
         self.added = 0
         """Valid rows, ever."""
-        self.tree = SumTree(capacity) if prioritized else None
+        self.tree = SumTree(self.rows * num_envs) if prioritized else None
         if not on_disk:
             self._use(np.zeros(self._shape, self._dtype))
 
@@ -91,9 +92,11 @@ class Replay:
         if not self._on_disk:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = _mapped(folder / OBSERVATIONS, self._shape, self._dtype)
+        self._file, found = _mapped(folder / OBSERVATIONS, self._shape, self._dtype)
         self._use(np.asarray(self._file))  # a plain array: numpy's own class for files is slow to index
-        self._mapped_written = _mapped(folder / WRITTEN, (1,), np.dtype(np.int64))
+        self._mapped_written, _ = _mapped(folder / WRITTEN, (1,), np.dtype(np.int64))
+        if not found:
+            self._mapped_written[0] = 0  # whatever was written is not in this file
 
     def _use(self, obs: Array) -> None:
         self._obs = obs
@@ -126,7 +129,7 @@ class Replay:
         assert self._obs is not None
         broken = self._written > 0 and not continues
         if self._mapped_written is not None:  # before the rows: what is half written counts as gone
-            self._mapped_written[0] = self._written + broken + steps
+            self._mapped_written[0] = max(self._newest, self._written + broken + steps)
         if broken:
             last, head = (self._written - 1) % self.rows, self._written % self.rows
             ended = self._ended[last]
@@ -260,6 +263,7 @@ class Replay:
         newest = written if self._mapped_written is None else int(self._mapped_written[0])
         if newest < written:
             return f"the replay starts empty: {OBSERVATIONS} is not the file of this run"
+        self._newest = newest
         for name in SMALL:
             getattr(self, f"_{name}")[:held] = state[name]
         if state["obs"] is not None:
@@ -277,13 +281,13 @@ class Replay:
         return None
 
 
-def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
-    """The file as an array, made if there is none of this shape."""
+def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[np.memmap[Any, Any], bool]:
+    """The file as an array, made if there is none of this shape; whether it was there."""
     if path.exists():
         try:
             found = np.lib.format.open_memmap(path, mode="r+")
             if found.shape == shape and found.dtype == dtype:
-                return found
+                return found, True
         except ValueError:  # it is no such file, or cut short
             pass
         path.unlink()
@@ -294,7 +298,7 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memm
         try:
             with path.open("r+b") as file:  # now: a write to mapped memory that finds no room would end the process
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-            return made
+            return made, False
         except OSError as error:
             path.unlink()
             problem = error.strerror or str(error)

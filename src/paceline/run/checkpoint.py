@@ -1,6 +1,7 @@
 """Checkpoints: `checkpoints/step-N/` with `arrays.safetensors` and `state.json`; `best` and `last` point at them.
 
-A checkpoint appears whole or not at all, and at every instant `last` points at one that is whole. Nothing is pickled.
+A checkpoint appears whole or not at all, and at every instant `last` points at one that is whole. Nothing is
+pickled here (RLlib's state comes as bytes, which its engine alone unpickles).
 """
 
 from __future__ import annotations

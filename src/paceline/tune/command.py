@@ -29,7 +29,7 @@ def run_tune(
     """`asked`: what only a new search can be given, by the names of the flags."""
     seconds = _seconds(stop_after)
     sweep, new = _sweep(dict(given), preset, asked, resume)
-    if retry and new:
+    if retry and resume is None:
         raise UserError("--retry is for a search that is continued: give --resume too")
     _check_installed()
     from paceline.tune.sweep import run_sweep

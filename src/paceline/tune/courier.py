@@ -51,6 +51,7 @@ class Courier:
 
 
 def pack(path: Path) -> bytes | None:
+    _mend(path)
     if not path.is_dir():
         return None
     buffer = io.BytesIO()
@@ -66,7 +67,8 @@ def pack(path: Path) -> bytes | None:
 
 def unpack(content: bytes, path: Path) -> None:
     """In the place of `path`, which is whole before and after."""
-    new, old = (path.with_name(f".{path.name}.{word}") for word in ("new", "old"))
+    _mend(path)
+    new, old = _beside(path, "new"), _beside(path, "old")
     for left in (new, old):
         shutil.rmtree(left, ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
@@ -75,6 +77,17 @@ def unpack(content: bytes, path: Path) -> None:
         path.rename(old)
     new.rename(path)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _mend(path: Path) -> None:
+    """Where an unpack ended between its two renames."""
+    old = _beside(path, "old")
+    if old.exists() and not path.exists():
+        old.rename(path)
+
+
+def _beside(path: Path, word: str) -> Path:
+    return path.with_name(f".{path.name}.{word}")
 
 
 def _get(reference: Any) -> Any:

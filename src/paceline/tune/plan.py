@@ -114,7 +114,7 @@ def make_sweep(
     if metric not in METRICS and not metric.startswith("env/"):
         near = difflib.get_close_matches(metric, METRICS, 1) or ["return_mean"]
         raise UserError(f"--metric {metric}: there is no such metric; did you mean {near[0]!r}?")
-    drawn = points(domains, trials, first.seed)
+    drawn = points(domains, trials, first.seed, again=search == "pbt")
     width = len(str(len(drawn) - 1))
     made = [
         Trial(f"{i:0{width}d}-seed{seed}", i, seed, dict(point))

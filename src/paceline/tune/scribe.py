@@ -10,12 +10,14 @@ from typing import Any
 
 from ray import tune
 
+from paceline.config import UserError
 from paceline.engine.ray_cluster import Cluster
 from paceline.engine.signals import STOPPED_EARLY
 from paceline.run.console import PlainConsole, duration
 from paceline.run.directory import RunDirectory, write_text
 from paceline.tune import table
 from paceline.tune.plan import EARLY, FAILED, FINAL, PENDING, RUNNING, STOPPED, Sweep, Trial
+from paceline.tune.space import combinations
 
 LINE_SECONDS = 30.0  # between two lines of progress
 
@@ -49,6 +51,8 @@ class Scribe(tune.Callback):
         )
         for key, said in sweep.space.items():
             self._say(f"           {key}: {said}")
+        if sweep.search in ("random", "asha") and points == combinations(sweep.domains):
+            self._say(f"           there are only {points} combinations, and these are all of them")
         self._write()
 
     def where(self, cluster: Cluster, places: int | None) -> None:
@@ -65,6 +69,8 @@ class Scribe(tune.Callback):
                 trial.status = STOPPED if reason else FAILED
                 trial.error = "" if reason else "it ended without a word"
                 self._refresh(trial)
+        if all(trial.status in FINAL for trial in sweep.trials):
+            reason = None  # it came too late
         if reason is None and any(trial.status == STOPPED for trial in sweep.trials):
             reason = "the allocation ends"  # which trials notice, too
         self._write()
@@ -105,6 +111,7 @@ class Scribe(tune.Callback):
         if result.get("values") is not None and result["values"] != found.values:
             self._say(f"{found.name}  takes over weights, with {table.describe(result['values'])}")
             found.values = result["values"]
+            self._write()
         if "env_steps" in result:
             found.steps, found.iteration = result["env_steps"], result["iteration"]
             found.seconds, found.return_mean = result["seconds"], result["return_mean"]
@@ -171,7 +178,10 @@ class Scribe(tune.Callback):
             return
         from paceline.tune.figure import draw
 
-        self._say(f"picture    {self._shown / draw(self._sweep).name}")
+        try:
+            self._say(f"picture    {self._shown / draw(self._sweep).name}")
+        except UserError as error:
+            self._say(f"picture    none: {error}")
 
     def _write(self) -> None:
         self._sweep.save()

@@ -16,6 +16,8 @@ from paceline.resolve import read_file
 
 KINDS = ("uniform", "log", "int")  # every value, every magnitude, every whole number alike
 MANY = 100_000  # combinations of lists, beyond which they are drawn and not counted out
+FIXED = ("optimizer", "dueling", "exploration", "noisy_deviation", "prioritized", "replay", "replay_size")
+"""Settings of algorithms by which the arrays of a checkpoint are made: with others it cannot be continued."""
 _FORMS = "a list of values, or one of {uniform: [low, high]}, {log: [low, high]}, {int: [low, high]}"
 
 Point = dict[str, Any]
@@ -42,21 +44,23 @@ class Range:
         if self.kind == "int":
             return int(rng.integers(int(self.low), int(self.high), endpoint=True))
         if self.kind == "log":
-            return _short(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
-        return _short(rng.uniform(self.low, self.high))
+            return self._short(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+        return self._short(rng.uniform(self.low, self.high))
 
     def clamp(self, value: Any) -> Any:
         """The nearest that is in the range."""
-        inside = min(max(value, self.low), self.high)
-        return round(inside) if self.kind == "int" else _short(inside)
+        return round(self._inside(value)) if self.kind == "int" else self._short(value)
+
+    def _short(self, value: float) -> float:
+        """Four digits are enough to search with, and can be read; more where all of the range begins alike."""
+        digits = 4 + max(0, math.floor(math.log10(max(abs(self.low), abs(self.high)) / (self.high - self.low))))
+        return float(self._inside(float(f"{value:.{digits}g}")))
+
+    def _inside(self, value: float) -> float:
+        return min(max(value, self.low), self.high)
 
 
 Space = dict[str, Choice | Range]
-
-
-def _short(value: float) -> float:
-    """Four digits are enough to search with, and can be read."""
-    return float(f"{value:.4g}")
 
 
 def read_space(path: str | Path) -> Mapping[str, Any]:
@@ -84,23 +88,35 @@ def parse_space(raw: Mapping[str, Any], algo: str, *, pbt: bool = False) -> Spac
             raise UserError(f"--space {key}: a search is over settings of env, model and {algo}, on one environment")
         if pbt and section != algo:
             raise UserError(f"--space {key}: pbt changes settings while a run goes on, which only those of {algo} can")
+        if pbt and key.partition(".")[2] in FIXED:
+            raise UserError(
+                f"--space {key}: a checkpoint is made for one value of it, so pbt cannot change it in a run"
+            )
     return {key: _domain(key, said) for key, said in raw.items()}
 
 
-def points(space: Space, count: int | None, seed: int) -> list[Point]:
-    """`count` of them, drawn; without a number, all combinations of what has to be lists."""
-    total = math.prod(len(d.values) if isinstance(d, Choice) else MANY + 1 for d in space.values())
+def combinations(space: Space) -> int | None:
+    """How many there are; None: a range has no end of values."""
+    sizes = [len(domain.values) for domain in space.values() if isinstance(domain, Choice)]
+    return math.prod(sizes) if len(sizes) == len(space) else None
+
+
+def points(space: Space, count: int | None, seed: int, *, again: bool = False) -> list[Point]:
+    """`count` of them, drawn; without a number, all combinations of what has to be lists. `again`: each of those may be
+    drawn once more when all have been; else there are no more points than combinations."""
+    total = combinations(space)
     if count is None:
-        ranges = [key for key, domain in space.items() if isinstance(domain, Range)]
-        if ranges:
-            raise UserError(f"--space {ranges[0]}: a range has no end of values; give --trials N, or a list")
+        if total is None:
+            key = next(key for key, domain in space.items() if isinstance(domain, Range))
+            raise UserError(f"--space {key}: a range has no end of values; give --trials N, or a list")
         if total > MANY:
             raise UserError(f"--space: it has {total:,} combinations; give --trials N to draw some of them")
         return list(_grid(space))
     rng = np.random.default_rng(seed)
-    if total <= MANY:  # none twice
+    if total is not None and total <= MANY:
         grid = list(_grid(space))
-        return [grid[i] for i in rng.permutation(total)[:count]]
+        rounds = math.ceil(count / total) if again else 1
+        return [grid[i] for i in np.concatenate([rng.permutation(total) for _ in range(rounds)])[:count]]
     return [{key: domain.draw(rng) for key, domain in space.items()} for _ in range(count)]
 
 

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ def run_sweep(
         for trial in sweep.trials:
             if trial.status not in FINAL or (retry and trial.status == FAILED):
                 trial.status, trial.error = PENDING, ""
+                _keep_values(sweep, trial)
         until = min(time.time() + (max_seconds or math.inf), deadline.at - DEADLINE_SECONDS)
         scribe = Scribe(sweep)
         scribe.begin()
@@ -82,11 +83,22 @@ def run_sweep(
             reason = _run(sweep, config, todo, scribe, until, parallel, gpus)
         return scribe.finish(reason)
     except UserError:
-        if new:  # of the cluster, before the first trial
+        if new and all(trial.status == PENDING for trial in sweep.trials):  # of the cluster, before the first of them
             shutil.rmtree(sweep.folder, ignore_errors=True)
         raise
     finally:
         directory.unlock()
+
+
+def _keep_values(sweep: Sweep, trial: Trial) -> None:
+    """Of a member that took others over, and whose search was killed before it knew."""
+    if sweep.search != "pbt":
+        return
+    with suppress(UserError):  # it has not begun; or it is damaged, which it will say itself
+        own = RunDirectory(sweep.folder / trial.name).read_config()
+        for key, value in trial.values.items():
+            section, _, name = key.partition(".")  # no deeper: they are of the algorithm
+            trial.values[key] = own.get(section, {}).get(name, value)
 
 
 def _check(config: RunConfig, parallel: int | None, gpus: float) -> None:

@@ -185,6 +185,7 @@ def _exploit(sweep: Sweep, trial: Trial, tree: dict[str, Any], folder: Path) -> 
         if origin == trial.name:
             return
         arrays, state = checkpoint.load(Path(content) / "state")
+    shutil.rmtree(directory.path / "replay", ignore_errors=True)  # the rows of that checkpoint are not in ours
     for old in directory.checkpoints_path.iterdir():
         with suppress(OSError):
             shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
