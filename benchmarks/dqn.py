@@ -1,8 +1,6 @@
-"""DQN against Stable-Baselines3, and what a replay on disk costs: writes results/dqn.{md,json}.
+"""DQN against Stable-Baselines3, and what a replay on disk costs.
 
-    .venv/bin/python benchmarks/dqn.py [--quick] [--only zoo throughput replay] [--repeats 5]
-
-Peer and ours take turns, as in run.py. Both do plain DQN: Stable-Baselines3 has no double one. The peer of the replay
+Peer and ours take turns, as in ppo.py. Both do plain DQN: Stable-Baselines3 has no double one. The peer of the replay
 on disk is the same in memory, each in a process of its own.
 """
 
@@ -13,13 +11,11 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 from measuring import ROOT, output_of
-from run import JOBS, Bench, Job, say
-from run import measure as measure_blocks
+from ppo import JOBS, Bench, Job, say
 from tables import Row
 
 _CARTPOLE = (
@@ -36,7 +32,7 @@ _WIDE = (
     "--envs-per-worker 8 --set dqn.rollout_steps=4 --set dqn.gradient_steps=1 --set dqn.learning_rate=1e-3 "
     "--set dqn.target_update_every=31"
 )
-OURS = {
+JOBS |= {
     "dqn zoo": Job(
         peer="peer_sb3_dqn.py zoo --steps {size}",
         ours=f"{_CARTPOLE} {_ZOO} --total-steps {{size}}",
@@ -120,24 +116,13 @@ def measure(where: str, rows: int) -> dict[str, float]:
     return {"seconds": median(seconds), "anonymous_mb": anonymous / 1000}
 
 
-def main() -> int:
-    blocks: dict[str, Callable[[Bench], list[Row]]] = {"zoo": zoo, "throughput": throughput, "replay": replay}
-    parser = argparse.ArgumentParser(description="Measures DQN against Stable-Baselines3, and its replay on disk.")
-    parser.add_argument("--only", nargs="+", choices=list(blocks), default=list(blocks), metavar="JOB")
-    parser.add_argument("--repeats", type=int, help="runs of each (default: 3, with --quick 2; of training 5)")
-    parser.add_argument("--quick", action="store_true", help="short runs, to see that it works")
-    parser.add_argument("--measure", choices=["ram", "disk"], help=argparse.SUPPRESS)
-    parser.add_argument("--rows", type=int, default=100_000, help=argparse.SUPPRESS)
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draws from a replay, in a process of its own; prints one JSON line.")
+    parser.add_argument("--measure", choices=["ram", "disk"], required=True)
+    parser.add_argument("--rows", type=int, default=100_000)
     options = parser.parse_args()
-    if options.measure:
-        print(json.dumps(measure(options.measure, options.rows)))
-        return 0
-    JOBS.update(OURS)
-    repeats = options.repeats or (2 if options.quick else 3)
-    return measure_blocks(
-        "dqn.py", blocks, options.only, repeats, options.quick, "dqn-quick" if options.quick else "dqn"
-    )
+    print(json.dumps(measure(options.measure, options.rows)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""Where the time of Procgen on one GPU goes, and how fast a run is: `python benchmarks/gpu.py`, on a machine with one.
+"""Where the time of Procgen on one GPU goes, and how fast a run is.
 
 Parts are measured alone first: environments stepping with random actions, the network acting, the network learning.
 Then short runs, by the number of environments and by whether collecting and learning overlap.
@@ -6,22 +6,24 @@ Then short runs, by the number of environments and by whether collecting and lea
 
 from __future__ import annotations
 
-import argparse
 import json
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 import paceline
-from paceline import machine
 from paceline.algo.ppo import PPO
 from paceline.engine.replica import Replica
 from paceline.resolve import resolve_tree
 from paceline.rollout.device import DeviceCollector
+from ppo import Bench, say
+from tables import Row
+
+SHAPES = ((64, 256), (256, 64), (512, 64))  # environments x steps
+ITERATIONS = 24
 
 Tree = dict[str, Any]
 
@@ -36,7 +38,7 @@ def config_of(envs: int, steps: int, compiled: bool, overlap: bool, cnn: str = "
     }
 
 
-def seconds_of(work: Any, repeats: int) -> float:
+def seconds_of(work: Callable[[], object], repeats: int) -> float:
     work()
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -62,7 +64,7 @@ def stepping(replica: Replica) -> float:
     return sum(env.num_envs for env in replica.envs) / seconds_of(step, 100)
 
 
-def parts(envs: int, steps: int, compiled: bool) -> Tree:
+def _alone(envs: int, steps: int, compiled: bool) -> Tree:
     config, _ = resolve_tree(config_of(envs, steps, compiled, False), preset="procgen-paper")
     replica = Replica(config, envs=envs)
     collector, algorithm = replica.collector, replica.algorithm
@@ -89,9 +91,9 @@ def parts(envs: int, steps: int, compiled: bool) -> Tree:
     return found
 
 
-def run(folder: Path, envs: int, steps: int, compiled: bool, overlap: bool, iterations: int) -> Tree:
-    tree = config_of(envs, steps, compiled, overlap)
-    tree |= {"stop": {"iterations": iterations}, "out": str(folder), "name": f"x{time.time_ns()}"}
+def _run(bench: Bench, envs: int, steps: int, overlap: bool) -> Tree:
+    tree, iterations = config_of(envs, steps, True, overlap), 6 if bench.quick else ITERATIONS
+    tree |= {"stop": {"iterations": iterations}, "out": str(bench.runs_directory), "name": f"x{time.time_ns()}"}
     made = paceline.train(tree, preset="procgen-paper")
     rows = [json.loads(line) for line in (made.path / "metrics.jsonl").read_text().splitlines()]
     first, last = rows[3], rows[-1]
@@ -99,34 +101,25 @@ def run(folder: Path, envs: int, steps: int, compiled: bool, overlap: bool, iter
     split = {p: last[f"time_{p}_seconds"] - first[f"time_{p}_seconds"] for p in ("env", "act", "learn")}
     whole = last["train_seconds"] - first["train_seconds"]
     shares = {f"{p}_share": round(s / whole, 3) for p, s in split.items()}
-    found = {"envs": envs, "steps": steps, "compiled": compiled, "overlap": overlap, "steps_per_second": rate}
+    found = {"envs": envs, "steps": steps, "overlap": overlap, "steps_per_second": rate}
     return found | shares | {"start_seconds": last["wall_seconds"] - last["train_seconds"]}
 
 
-def show(title: str, rows: list[Tree]) -> None:
-    print(f"\n{title}")
-    for row in rows:
-        words = (f"{k} {v:,.0f}" if isinstance(v, float) and v > 100 else f"{k} {v}" for k, v in row.items())
-        print("  " + ", ".join(words), flush=True)
+def alone(bench: Bench) -> list[Row]:
+    found = []
+    for compiled in (False, True):
+        for envs, steps in SHAPES[:2]:
+            found.append(_alone(envs, steps, compiled))
+            say(f"alone: {found[-1]}")
+    bench.tables["a second, of each part alone"] = found
+    return []
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=24)
-    parser.add_argument("--shapes", nargs="+", default=["64x256", "256x64", "512x64"], help="environments x steps")
-    parser.add_argument("--compiled", nargs="+", type=int, default=[0, 1])
-    options = parser.parse_args()
-    assert torch.cuda.is_available(), "this needs a GPU"
-    print(torch.cuda.get_device_name(), torch.__version__, f"{machine.cores()} cores")
-    shapes = [tuple(int(word) for word in shape.split("x")) for shape in options.shapes]
-    for compiled in options.compiled:
-        show("parts, a second", [parts(*shapes[0], bool(compiled)), parts(*shapes[1], bool(compiled))])
-    with tempfile.TemporaryDirectory() as folder:
-        for envs, steps in shapes:
-            for overlap in (False, True):
-                compiled = bool(options.compiled[-1])
-                show("run", [run(Path(folder), envs, steps, compiled, overlap, options.iterations)])
-
-
-if __name__ == "__main__":
-    main()
+def runs(bench: Bench) -> list[Row]:
+    found = []
+    for envs, steps in SHAPES:
+        for overlap in (False, True):
+            found.append(_run(bench, envs, steps, overlap))
+            say(f"run: {found[-1]}")
+    bench.tables["short runs, compiled"] = found
+    return []

@@ -13,12 +13,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from paceline import machine
+from paceline.run import provenance
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -82,9 +86,9 @@ def _running(argv: list[str], stdout: int, stderr: Any) -> Iterator[subprocess.P
         process.wait(20)
 
 
-def output_of(argv: list[str], limit_seconds: float) -> str:
-    """Its standard output; BenchError if it fails or runs past the limit."""
-    with tempfile.TemporaryFile("w+") as stderr, _running(argv, subprocess.PIPE, stderr) as process:
+def output_of(argv: list[str], limit_seconds: float, *, show: bool = False) -> str:
+    """Its standard output; BenchError if it fails or runs past the limit. `show`: its progress goes to the user."""
+    with tempfile.TemporaryFile("w+") as stderr, _running(argv, subprocess.PIPE, None if show else stderr) as process:
         try:
             output, _ = process.communicate(timeout=limit_seconds)
         except subprocess.TimeoutExpired:
@@ -183,21 +187,32 @@ def sgemm_gflops() -> float:
     return float(output_of([sys.executable, "-c", _SGEMM], 120))
 
 
-def machine() -> dict[str, Any]:
-    cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return {
-        "cpu": cpu[1] if cpu else "unknown",
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
-        "load_before": round(os.getloadavg()[0], 2),
+def facts(command: str, gpu: bool) -> dict[str, Any]:
+    """When, where, from which code and with which versions."""
+    origin = provenance.collect([])
+    packages, git = origin["packages"], provenance.git(ROOT) or {"commit": "none", "dirty": False}
+    here = {
+        "cpu": origin["cpu_model"],
+        "cores": origin["cores"],
+        "memory_gib": round(origin["memory_bytes"] / 2**30, 1),
+        "load_before": round((machine.load_average() or (0.0,))[0], 2),
     }
+    if gpu:
+        import torch
 
-
-def versions() -> dict[str, dict[str, str]]:
-    names = ("torch", "numpy", "gymnasium")
-    theirs = output_of([str(PEERS_PYTHON), "-c", _VERSIONS, "stable_baselines3", "ray", *names], 60)
-    python = ".".join(map(str, sys.version_info[:3]))
+        here["gpu"] = torch.cuda.get_device_name()
+    ours = {name: packages[name] for name in ("torch", "numpy", "gymnasium", "ray", "envpool") if name in packages}
+    versions: dict[str, dict[str, str]] = {
+        "ours": {"paceline": origin["paceline"], "python": origin["python"], **ours},
+        "peers": {},
+    }
+    if not gpu:
+        words = ["stable_baselines3", "ray", "torch", "numpy", "gymnasium"]
+        versions["peers"] = json.loads(output_of([str(PEERS_PYTHON), "-c", _VERSIONS, *words], 60))
     return {
-        "ours": {"paceline": version("paceline"), "python": python, **{name: version(name) for name in names}},
-        "peers": json.loads(theirs),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": command,
+        "commit": git["commit"][:12] + (", with changes" if git["dirty"] else ""),
+        "machine": here,
+        "versions": versions,
     }

@@ -1,7 +1,5 @@
 """What `--engine rllib` costs: the Grid'5000 job by it and by RLlib alone, an iteration of each in turns.
 
-    .venv/bin/python benchmarks/rllib.py [--iterations 12]
-
 Machines are noisy over minutes, so both run in this process, on one Ray, each with an env runner of its own: RLlib's
 `train()` is called as in a script, then an iteration of ours is done, and so on. Ours is everything from one call of
 `train()` to the next: metrics, episodes, files and checkpoints. RLlib's minibatches follow from how many episodes were
@@ -10,10 +8,6 @@ cut, so times are compared by optimizer step. The first iteration of each warms 
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,9 +20,12 @@ from measuring import HERE
 from paceline.engine.rllib import RllibEngine
 from paceline.resolve import merge, read_file
 from peer_rllib import settings
+from ppo import Bench, say
+from tables import Row
 
 SHARE = 0.5  # of a CPU for each env runner, in the books of a Ray that is made for one
 SEED = 1
+MOST_OVERHEAD = 1.05
 
 
 class Turns:
@@ -87,23 +84,16 @@ def measure(iterations: int) -> tuple[list[dict[str, float]], list[dict[str, flo
     return turns.ours, turns.script
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="The overhead of --engine rllib.")
-    parser.add_argument("--iterations", type=int, default=12)
-    ours, script = measure(parser.parse_args().iterations)
-    ratios = []
-    for a, b in zip(ours, script, strict=True):
+def overhead(bench: Bench) -> list[Row]:
+    turns = zip(*measure(3 if bench.quick else 12), strict=True)
+    problems, theirs, mine = [], [], []
+    for a, b in turns:
         if a["env_steps"] != b["env_steps"] or abs(a["optimizer_steps"] / b["optimizer_steps"] - 1) > 0.05:
-            print(f"not the same work: {a} and {b}", file=sys.stderr)
-            return 1
-        ratios.append(a["seconds"] / a["optimizer_steps"] / (b["seconds"] / b["optimizer_steps"]))
-        print(f"{a['seconds']:6.2f} s {b['seconds']:6.2f} s  {ratios[-1]:.3f}", file=sys.stderr)
-    ratio = statistics.median(ratios[1:])
-    result = {"ratio": ratio, "ratios": ratios, "ours": ours, "script": script}
-    (HERE / "results" / "rllib.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"--engine rllib takes {ratio:.3f} of the time of RLlib alone (median of {len(ratios) - 1} pairs)")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            problems.append(f"not the same work: {a} and {b}")
+        mine.append(1000 * a["seconds"] / a["optimizer_steps"])
+        theirs.append(1000 * b["seconds"] / b["optimizer_steps"])
+        say(f"rllib: {b['seconds']:.2f} s by itself, {a['seconds']:.2f} s in our loop")
+    row = Row(
+        "rllib", "ms an optimizer step", mine[1:], theirs[1:], factor=1 / MOST_OVERHEAD, digits=2, problems=problems
+    )
+    return [row]

@@ -1,17 +1,16 @@
-"""What more workers bring: measures, judges against the bars, writes results/scaling.{md,json}. `make bench` runs it.
+"""What more workers bring.
 
 The peer of a run with many workers is the same run with one, of one on Ray the same one without, of the Grid'5000 job
-RLlib with as many. They take turns, as in run.py.
+RLlib with as many. They take turns, as in ppo.py.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable
+from dataclasses import replace
 
-from measuring import Record, first_iteration_seconds, ours, peer
-from run import _GRID5000, _PPO_CARTPOLE, JOBS, Bench, Pairs, less_work, measure, say
+import ppo
+from measuring import Record, first_iteration_seconds, ours
+from ppo import GRID5000, JOBS, PPO_CARTPOLE, Bench, Pairs, say
 from tables import Row
 
 _SMALL = "--set model.hidden=[64,64]"
@@ -35,7 +34,12 @@ _UNEVEN = (
 )
 # Eight environments a worker. 257 slots each: the slot after an episode is its reset, and ten iterations are to hold
 # 40,000 true steps.
-_GRID_OF_TWO = _GRID5000.replace("--envs-per-worker 4", "--envs-per-worker 16").replace("steps=1028", "steps=257")
+_GRID_OF_TWO = GRID5000.replace("--envs-per-worker 4", "--envs-per-worker 16").replace("steps=1028", "steps=257")
+JOBS["grid5000 x 2"] = replace(
+    JOBS["grid5000"],
+    peer="peer_rllib.py --iterations {size} --env-runners 2",
+    ours=f"{PPO_CARTPOLE} {_GRID_OF_TWO} --iterations {{size}} --workers 2",
+)
 START_LIMIT_SECONDS = 12.0
 SLEEPING_STEPS = 200.0  # of an environment that sleeps 5 ms a step, in a second
 
@@ -66,21 +70,7 @@ def two_workers(bench: Bench) -> list[Row]:
 
 
 def grid5000(bench: Bench) -> list[Row]:
-    size = 1 if bench.quick else 10
-    found: Pairs = []
-    for seed in range(1, bench.repeats + 1):
-        theirs = {**peer(f"peer_rllib.py --iterations {size} --env-runners 2", seed, 900), "job": "grid5000 x 2"}
-        words = f"{_PPO_CARTPOLE} {_GRID_OF_TWO} --iterations {size} --workers 2"
-        mine = {**ours(words, seed, 900, bench.runs_directory), "job": "grid5000 x 2"}
-        say(f"grid5000 x 2, seed {seed}: {theirs['train_seconds']:.2f} s and {mine['train_seconds']:.2f} s")
-        found.append((theirs, mine))
-    bench.records["grid5000 x 2"] = [record for pair in found for record in pair]
-    problems = [] if bench.quick else less_work(JOBS["grid5000"], size, found)
-    name = "grid5000 x 2"
-    rows = [bench.row(name, "training, s", "train_seconds", found, 10, digits=2, problems=problems)]
-    if not bench.quick:
-        rows.append(bench.row(name, "return, last 100", "return_last100", found, 1, better="higher"))
-    return rows
+    return ppo.grid5000(bench, "grid5000 x 2", factor=10)
 
 
 def sleeping(bench: Bench) -> list[Row]:
@@ -126,29 +116,3 @@ def sixty_four(bench: Bench) -> list[Row]:
         Row("64 workers", "env steps/s", [record["steps_per_second"]], limit=0.0, better="higher", digits=0),
         Row("64 workers", "memory of a worker, MB", [record["worker_memory_bytes"] / 1e6], limit=400, digits=0),
     ]
-
-
-BLOCKS: dict[str, Callable[[Bench], list[Row]]] = {
-    "two-workers": two_workers,
-    "grid5000": grid5000,
-    "sleeping": sleeping,
-    "one-worker": one_worker,
-    "uneven": uneven,
-    "start": start,
-    "sixty-four": sixty_four,
-}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Measures what more workers bring.")
-    names = list(BLOCKS)
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="JOB", help=", ".join(names))
-    parser.add_argument("--repeats", type=int, default=2, help="pairs of runs a job (default: 2)")
-    parser.add_argument("--quick", action="store_true", help="short runs, to see that it works")
-    options = parser.parse_args()
-    name = "quick-scaling" if options.quick else "scaling"
-    return measure("scaling.py", BLOCKS, options.only, options.repeats, options.quick, name)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

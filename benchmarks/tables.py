@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from statistics import median
 from typing import Any, Literal
 
 import numpy as np
 
-from measuring import Record
+from paceline.bench.results import table
+from paceline.stats import bootstrap_interval
 
 SIGNIFICANT = 0.05
 
@@ -27,24 +29,17 @@ class Row:
     limit: float = math.nan
     digits: int = 1
     floor_seconds: float | None = None
+    times_floor: list[float] = field(default_factory=list)
+    """Our training times, as multiples of the arithmetic floor."""
     by_chance: bool = False
     """The measure is mostly the luck of the seed: a worse median fails only if a permutation test shows it is worse."""
     problems: list[str] = field(default_factory=list)
     """What makes the comparison void: less work done than agreed."""
 
-    def _ratio(self, peer: float, ours: float) -> float:
-        better, worse = (ours, peer) if self.better == "lower" else (peer, ours)
-        if math.isinf(better):  # we did not get there
-            return 0.0
-        return worse / better if better else math.inf
-
     @property
-    def ratio(self) -> float:
-        return self._ratio(median(self.peer), median(self.ours))
-
-    @property
-    def worst_ratio(self) -> float:
-        return min(self._ratio(peer, ours) for peer, ours in zip(self.peer, self.ours, strict=True))
+    def ratios(self) -> list[float]:
+        """Of each pair, over 1 where ours is better: the two took turns, so a slow minute fell on both."""
+        return [ratio_of(peer, ours, self.better) for peer, ours in zip(self.peer, self.ours, strict=True)]
 
     @property
     def p_worse(self) -> float:
@@ -62,34 +57,61 @@ class Row:
         if self.problems:
             return False
         if self.peer:
-            return self.ratio >= self.factor or (self.by_chance and self.p_worse > SIGNIFICANT)
+            return median(self.ratios) >= self.factor or (self.by_chance and self.p_worse > SIGNIFICANT)
         return max(self.ours) < self.limit if self.better == "lower" else min(self.ours) > self.limit
 
     @property
     def bar(self) -> str:
         if self.peer:
-            return f"≥ {self.factor:g}×"
+            return f"≥ {self.factor:.3g}×"
         return f"{'<' if self.better == 'lower' else '>'} {number(self.limit, self.digits)}"
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "job": self.job,
-            "measure": self.measure,
-            "peer": finite(self.peer),
-            "ours": finite(self.ours),
-            "ratio": finite([self.ratio])[0] if self.peer else None,
-            "worst_ratio": finite([self.worst_ratio])[0] if self.peer else None,
-            "bar": self.bar,
-            "floor_seconds": self.floor_seconds,
-            "p_worse": self.p_worse if self.by_chance else None,
+        """For JSON, which has no infinity: None is a run that did not get there, or a limit that is not set."""
+        content = {
+            **asdict(self),
+            "peer": _finite(self.peer),
+            "ours": _finite(self.ours),
+            "limit": _finite([self.limit])[0],
             "passed": self.passed,
-            "problems": self.problems,
         }
+        if self.peer:
+            content |= {"ratios": _finite(self.ratios), "ratio": _finite([median(self.ratios)])[0]}
+            content["ratio_interval"] = interval_of(self.ratios)
+        if self.by_chance:
+            content["p_worse"] = self.p_worse
+        return content
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Row:
+        row = {each.name: content[each.name] for each in fields(cls)}
+        never = -math.inf if row["better"] == "higher" else math.inf
+        for side in ("peer", "ours"):
+            row[side] = [never if value is None else value for value in row[side]]
+        return cls(**{**row, "limit": math.nan if row["limit"] is None else row["limit"]})
 
 
-def finite(values: list[float]) -> list[float | None]:
-    """For JSON, which has no infinity: None is a run that did not get there."""
-    return [value if math.isfinite(value) else None for value in values]
+def ratio_of(theirs: float, ours: float, better: str) -> float:
+    """Over 1 where ours is better."""
+    good, bad = (ours, theirs) if better == "lower" else (theirs, ours)
+    if math.isinf(good):  # we did not get there
+        return 0.0
+    return bad / good if good else math.inf
+
+
+def interval_of(values: Sequence[float]) -> tuple[float, float] | None:
+    """95 % bootstrap interval of the median; None where there is nothing to resample."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return None
+    return bootstrap_interval(values, np.median)
+
+
+def ratio_text(values: Sequence[float]) -> str:
+    """The median, and its interval."""
+    between = interval_of(values)
+    middle = median(values)
+    text = "never" if math.isinf(middle) else f"{middle:.2f}×"
+    return text if between is None else f"{text} ({between[0]:.2f}–{between[1]:.2f})"
 
 
 def number(value: float, digits: int) -> str:
@@ -105,35 +127,38 @@ def spread(values: list[float], digits: int) -> str:
     return f"{number(median(values), digits)} ({low}–{high})"
 
 
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def bars_table(rows: list[Row]) -> str:
-    header = ["job", "measure", "peer", "ours", "ratio (worst pair)", "bar", "arithmetic floor, s", "verdict"]
+def bars_table(rows: Iterable[Row], failures: dict[str, str]) -> str:
+    """A line for each bar, and for each part that could not be measured."""
+    rows = list(rows)
+    header = ["job", "measure", "peer", "ours", "ratio (95 % interval)", "bar", "verdict"]
+    floor = any(row.floor_seconds is not None for row in rows)
     lines = [
         [
             row.job,
             row.measure,
             spread(row.peer, row.digits),
             spread(row.ours, row.digits),
-            f"{row.ratio:.2f}× ({row.worst_ratio:.2f}×)" if row.peer else "–",
+            ratio_text(row.ratios) if row.peer else "–",
             row.bar,
-            "–" if row.floor_seconds is None else f"{row.floor_seconds:.2f}",
             ("pass" if row.passed else "**FAIL**")
             + (f" (p = {row.p_worse:.2f} for no difference)" if row.by_chance else "")
             + "".join(f"; {problem}" for problem in row.problems),
+            *(["–" if row.floor_seconds is None else f"{row.floor_seconds:.2f}"] if floor else []),
+            *(["–" if row.floor_seconds is None else ratio_text(row.times_floor)] if floor else []),
         ]
         for row in rows
     ]
-    return _markdown(header, lines)
+    lines += [
+        [part, "–", "–", "–", "–", "–", f"**not measured**: {reason.splitlines()[0]}", *["–"] * (2 * floor)]
+        for part, reason in failures.items()
+    ]
+    return table([*header, *(["arithmetic floor, s", "ours, of the floor"] if floor else [])], lines)
 
 
-def work_table(runs: dict[str, list[Record]]) -> str:
+def work_table(runs: dict[str, list[dict[str, Any]]]) -> str:
     """What each side did in each job, as medians."""
 
-    def middle(records: list[Record], key: str, digits: int) -> str:
+    def middle(records: list[dict[str, Any]], key: str, digits: int) -> str:
         values = [record[key] for record in records if record.get(key) is not None]
         return number(median(values), digits) if values else "–"
 
@@ -145,13 +170,19 @@ def work_table(runs: dict[str, list[Record]]) -> str:
             rest = [middle(of_system, "train_seconds", 2), middle(of_system, "return_last100", 1)]
             lines.append([job, system, str(len(of_system)), *counts, *rest])
     header = ["job", "system", "runs", "env steps", "optimizer steps", "training, s", "return, last 100 episodes"]
-    return _markdown(header, lines)
+    return table(header, lines)
 
 
-def commands(runs: dict[str, list[Record]]) -> str:
-    """The first command of each system in each job; the others differ in the seed."""
-    lines = []
-    for records in runs.values():
-        first = {record["system"]: record["command"] for record in reversed(records)}
-        lines += [first[system] for system in sorted(first)]
-    return "```sh\n" + "\n".join(dict.fromkeys(lines)) + "\n```"
+def commands(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """The first of each system in each job, and of each way to run it; the others differ in the seed."""
+    lines = [
+        record["command"]
+        for records in runs.values()
+        for record in records
+        if record["seed"] == min(each["seed"] for each in records)
+    ]
+    return list(dict.fromkeys(lines))
+
+
+def _finite(values: list[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]

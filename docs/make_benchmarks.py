@@ -3,9 +3,8 @@
     python docs/make_benchmarks.py            rewrite the page if it is stale
     python docs/make_benchmarks.py --check    exit 1 if it is
 
-A folder benchmarks/results/NAME is a section. In it: the `suite.json` of a `paceline bench suite`, or run directories
-(or one) of which `summary.json`, `provenance.json` and, if evaluated, `eval.jsonl` are kept; `note.md`, if there is
-something to know about them; and `curves.svg` or `curves.png`, if there is a picture.
+A section of the page is one of benchmarks/sections.py, and each of its parts has a file of results, which
+benchmarks/bench.py writes. Beside it may lie a note (.md) and a picture (.png or .svg) of the same name.
 """
 
 from __future__ import annotations
@@ -18,20 +17,37 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench import results
-from paceline.bench.plan import EVERYTHING, LEVEL_SETS
-from paceline.run.console import duration
-from paceline.run.directory import RunDirectory
 
-DOCS = Path(__file__).parent
-PAGE, RESULTS = DOCS / "benchmarks.md", DOCS.parent / "benchmarks/results"
-NOT_RUN = "<!-- not run: hours of training -->\n```sh\n"
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent / "benchmarks"))
 
-HEAD = f"""# Benchmarks: scores
+from published import TABLES, Published  # noqa: E402
+from sections import RESULTS, SECTIONS, Result, Section, minutes, result_path  # noqa: E402
+from tables import Row, bars_table, commands, number, ratio_of, ratio_text, spread, work_table  # noqa: E402
+
+PAGE = DOCS / "benchmarks.md"
+NOT_RUN = "<!-- not run: long, and needs a quiet machine -->\n```sh\n"
+FIRST = ("published",)  # what most come for
+CPU_MINUTES, GPU_MINUTES = (sum(minutes(gpu).values()) for gpu in (False, True))
+
+HEAD = f"""# Benchmarks
 
 <!-- made by docs/make_benchmarks.py from benchmarks/results: edit neither -->
 
-What agents learned, in how many steps and in what time, with the commands that made the runs. How fast paceline is
-beside other libraries is measured apart: [Speed](../benchmarks/README.md).
+Every figure on this page is measured by one command, and stands with the command, versions, cores and date of its
+measurement. How it is measured, and what is made sure of, is in [benchmarks](../benchmarks/README.md).
+
+{NOT_RUN}make bench               # all that needs no GPU: about {CPU_MINUTES:.0f} minutes on two cores
+make bench ONLY=dqn      # one section, or one part of it: ONLY=dqn/replay
+make bench-gpu           # what needs a GPU: about {GPU_MINUTES:.0f} minutes
+```
+
+What was interrupted continues with the same command: parts that were measured today, of this version, are kept;
+`make bench AGAIN=1` measures them too. A part that fails is a line in its table.
+"""
+
+FOOT = f"""
+## Suites of your own
 
 `paceline bench suite` trains and evaluates games × algorithms × seeds as ordinary runs. What is there already is left
 alone, so the same command continues a suite that was interrupted, and adds seeds or games to one that is finished; runs
@@ -62,13 +78,6 @@ paceline bench suite --suite mine.yaml --algos ppo,a2c --seeds 2 --dry-run
 ```
 """
 
-NONE = """
-## Results
-
-None are kept yet. To keep one, copy the `suite.json` of a suite to `benchmarks/results/NAME/` and run
-`python docs/make_benchmarks.py`.
-"""
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write docs/benchmarks.md from benchmarks/results.")
@@ -84,89 +93,144 @@ def main() -> int:
 
 
 def page(folder: Path) -> str:
-    sections = [section for path in sorted(folder.glob("*/")) if (section := _section(path))]
-    return HEAD + ("".join(f"\n{section}" for section in sections) or NONE)
+    parts = [*minutes(False), *minutes(True)]
+    found = {part: json.loads(path.read_text()) for part in parts if (path := result_path(part, folder)).is_file()}
+    order = sorted(SECTIONS, key=lambda key: key not in FIRST)
+    return HEAD + "".join(f"\n{_section(key, SECTIONS[key], found, folder)}" for key in order) + FOOT
 
 
-def _section(folder: Path) -> str:
-    parts = []
-    for path in sorted(folder.rglob("suite.json")):
-        parts.append(_suite(json.loads(path.read_text(encoding="utf-8"))))
-    runs = [RunDirectory(path.parent) for path in sorted(folder.rglob("summary.json"))]
+def _section(key: str, section: Section, found: dict[str, Result], folder: Path) -> str:
+    names = [f"{key}/{name}" for name in section.minutes]
+    own = {name: found[name] for name in names if name in found}
+    done = {name: result for name, result in own.items() if not result["failure"]}
+    blocks = [f"## {section.title}", section.about, f"{NOT_RUN}{command_of(key)}\n```"]
+    if key == "published":
+        blocks += [_beside(table, found) for table in TABLES]
+    rows = [Row.from_dict(row) for result in done.values() for row in result["rows"]]
+    failures = {name: result["failure"] for name, result in own.items() if result["failure"]}
+    if rows or failures:
+        blocks.append(bars_table(rows, failures))
+        if any(row.peer for row in rows):
+            blocks.append(
+                "Median (least–most). Ratios are over 1 where ours is better: the median of the pairs, and its bootstrap "
+                "interval."
+            )
+    if rates := sorted({round(result["gflops"]) for result in done.values() if result["gflops"]}):
+        blocks.append(
+            f"The arithmetic floor is the matrix products of learning alone at {' or '.join(map(str, rates))} GFLOP/s, "
+            "what one thread of this machine reaches with 128 × 256 × 256: a program that does the same work on one "
+            "thread in 32 bits can hardly be faster."
+        )
+    for name, result in done.items():
+        blocks += [f"{title.capitalize()}:\n\n{_figures(lines)}" for title, lines in result["tables"].items()]
+        if result["suite"]:
+            blocks.append(_suite(result["suite"], name))
+        blocks += _beside_file(name, folder)
+    runs = {job: records for result in done.values() for job, records in result["runs"].items()}
     if runs:
-        parts.append(_runs(runs))
-    if not parts:
-        return ""
-    if (note := folder / "note.md").is_file():
-        parts.append(note.read_text(encoding="utf-8"))
-    for picture in sorted([*folder.glob("curves.svg"), *folder.glob("curves.png")]):
-        parts.append(f"![Curves of {folder.name}](../benchmarks/results/{folder.name}/{picture.name})\n")
-    return f"## {folder.name}\n\n" + "\n".join(parts)
+        blocks += [work_table(runs), NOT_RUN + "\n".join(commands(runs)) + "\n```"]
+    if missing := [name for name in names if name not in own]:
+        blocks.append(f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}.")
+    return "\n\n".join([*blocks, *_origins(own)]) + "\n"
 
 
-def _suite(result: dict[str, Any]) -> str:
-    result["commands"] = [_shown(shlex.split(command)) for command in result["commands"]]
+def command_of(key: str) -> str:
+    """What measures a section: of the published figures also the parts that stand beside them."""
+    others = {part: None for table in TABLES for part, _ in table.here.values() if part.partition("/")[0] != key}
+    only = shlex.quote(" ".join([key, *others])) if key == "published" else key
+    return f"make {'bench-gpu' if SECTIONS[key].gpu else 'bench'} ONLY={only}"
+
+
+def _origins(found: dict[str, Result]) -> list[str]:
+    """Of each part: date, command, machine and commit; versions once where they agree."""
+    known = {name: result for name, result in found.items() if "versions" in result}
+    if not known:
+        return []
+    lines = [
+        [
+            name.partition("/")[2],
+            result["date"],
+            result["command"],
+            _machine(result["machine"]),
+            result["commit"],
+        ]
+        for name, result in known.items()
+    ]
+    versions: dict[str, list[str]] = {}
+    for name, result in known.items():
+        sides = [(side, ", ".join(f"{k} {v}" for k, v in of.items())) for side, of in result["versions"].items() if of]
+        text = " ".join(f"{'Ours' if side == 'ours' else 'Peers'}: {words}." for side, words in sides)
+        versions.setdefault(text, []).append(f"`{name.partition('/')[2]}`")
+    said = [text if len(versions) == 1 else f"{', '.join(names)}: {text}" for text, names in versions.items()]
+    return [results.table(["part", "measured", "command", "machine", "commit"], lines), *said]
+
+
+def _machine(here: dict[str, Any]) -> str:
+    gpu = f"{here['gpu']}, " if here.get("gpu") else ""
+    return f"{gpu}{here['cpu']}, {here['cores']} cores, {here['memory_gib']} GiB; load before {here['load_before']}"
+
+
+def _beside(table: Published, found: dict[str, Result]) -> str:
+    """The published figures, then ours with their ratios to each."""
+    head = ["", "system", table.measure, "return", *(f"to {where}" for where in table.figures)]
+    digits = 0 if table.better == "higher" else 1
+    lines = [
+        [where, "published", number(figure, digits), given, *["–"] * len(table.figures)]
+        for where, (figure, given) in table.figures.items()
+    ]
+    for label, (part, job) in table.here.items():
+        records = found.get(part, {}).get("runs", {}).get(job, [])
+        for system in dict.fromkeys(record["system"] for record in records):
+            own = [record for record in records if record["system"] == system]
+            values = [record[table.key] for record in own]
+            returns = [record["return_last100"] for record in own if record["return_last100"] is not None]
+            ratios = [
+                ratio_text([ratio_of(figure, value, table.better) for value in values])
+                for figure, _ in table.figures.values()
+            ]
+            where = f"{label.rpartition(', ')[2]}, {found[part]['machine']['cores']} cores"
+            lines.append([where, f"{system}, here", spread(values, digits), spread(returns, 0), *ratios])
+        if not records:
+            lines.append([label, "here", f"not measured yet (`{part}`)", "–", *["–"] * len(table.figures)])
+    parts = dict.fromkeys(part for part, _ in table.here.values())
+    origins = "Ours are of " + " and ".join(
+        f"`{part}`" + (f" ({found[part]['date']})" if part in found else "") for part in parts
+    )
+    return "\n\n".join([f"### {table.title}", table.about, results.table(head, lines), f"{origins}."])
+
+
+def _figures(lines: list[dict[str, Any]]) -> str:
+    head = list(lines[0])
+    return results.table(
+        [name.replace("_", " ") for name in head], [[_cell(line[name]) for name in head] for line in lines]
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _suite(result: dict[str, Any], name: str) -> str:
     first: dict[str, dict[str, Any]] = {}
     for entry in result["runs"]:
         if entry["state"] == "done":
             first.setdefault(entry["algo"], entry)
-    commands = [_shown(shlex.split(entry[verb])) for entry in first.values() for verb in ("train", "evaluate")]
-    text = results.tables(result).replace("```sh\n", NOT_RUN)
-    return f"{text}\nA run of each algorithm by itself:\n\n{NOT_RUN}" + "\n".join(commands) + "\n```\n"
+    lines = [shlex.join(shlex.split(entry[verb])) for entry in first.values() for verb in ("train", "evaluate")]
+    text = results.tables(result).replace("```sh\n", NOT_RUN).rstrip()
+    alone = f"A run of each algorithm by itself:\n\n{NOT_RUN}" + "\n".join(lines) + "\n```"
+    return f"### {name.partition('/')[2]}\n\n{text}\n\n{alone}"
 
 
-def _runs(runs: list[RunDirectory]) -> str:
-    rows = []
-    for run in runs:
-        summary, evaluated = run.read_summary(), _evaluated(run)
-        rows.append(
-            [
-                run.path.name,
-                summary["env"],
-                summary["algo"],
-                str(summary["seed"]),
-                f"{summary['env_steps']:,}",
-                _spread(summary),
-                *(_spread(evaluated.get(level)) for level in LEVEL_SETS),
-                f"{summary['steps_per_second']:,.0f}",
-                duration(summary["wall_seconds"]),
-            ]
-        )
-    head = ["run", "environment", "algorithm", "seed", "steps", "return while training", "evaluated"]
-    head += ["evaluated, all levels", "steps/s", "wall time"]
-    lines = results.machines(results.machine(run) for run in runs)
-    commands = [command for run in runs if (command := _command(run))]
-    note = "Returns: mean ± standard deviation over episodes, while training those of the last 100."
-    block = NOT_RUN + "\n".join(commands) + "\n```"
-    return "\n\n".join([block, *lines, results.table(head, rows), note]) + "\n"
-
-
-def _evaluated(run: RunDirectory) -> dict[str, dict[str, Any]]:
-    """The last evaluation of each level set; that of an environment without them stands with the training levels."""
-    rows = [row for row in run.read_eval() if row.get("kind") in ("deterministic", "stochastic")]
-    return {str(row.get("levels") or EVERYTHING).replace(EVERYTHING, "train"): row for row in rows}
-
-
-def _spread(row: dict[str, Any] | None) -> str:
-    if row is None or row.get("return_mean") is None:
-        return "–"
-    return f"{row['return_mean']:.2f} ± {row['return_std']:.2f}"
-
-
-def _command(run: RunDirectory) -> str | None:
-    """As it was given; None: the run was made from Python."""
-    words = json.loads(run.provenance_path.read_text(encoding="utf-8"))["argv"]
-    return _shown(["paceline", *words[1:]]) if len(words) > 1 and words[1] == "train" else None
-
-
-def _shown(words: list[str]) -> str:
-    """Without the folder, if it is of one machine only."""
-    if words[1] == "evaluate" and Path(words[2]).is_absolute():
-        return shlex.join([*words[:2], f"runs/{Path(words[2]).name}", *words[3:]])
-    for place, word in enumerate(words[:-1]):
-        if word == "--out" and Path(words[place + 1]).is_absolute():
-            return shlex.join([*words[:place], *words[place + 2 :]])
-    return shlex.join(words)
+def _beside_file(name: str, folder: Path) -> list[str]:
+    found = []
+    if (note := folder / f"{name}.md").is_file():
+        found.append(note.read_text(encoding="utf-8").strip())
+    for picture in (folder / f"{name}{ending}" for ending in (".svg", ".png")):
+        if picture.is_file():
+            found.append(f"![Curves of {name.partition('/')[2]}](../benchmarks/results/{name}{picture.suffix})")
+    return found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,183 @@
+"""Measures every figure of docs/benchmarks.md, part by part, and writes the page. `make bench` runs it.
+
+Each part is a process of its own and leaves a file in results/. One that was finished today, of this version, is kept:
+the same command continues what was interrupted. Exit status: 0 all bars held, 1 one was missed or a part not measured,
+2 set-up, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from measuring import HERE, OURS, PEERS_PYTHON, ROOT, BenchError, facts, output_of, shown
+from paceline.run.console import duration
+from paceline.run.directory import write_json
+from ppo import Bench, say
+from sections import RESULTS, SECTIONS, Result, minutes, result_path
+from tables import Row, bars_table
+
+QUICK = HERE / "quick"
+LIMIT_FACTOR = 5  # a part that takes so many times its minutes hangs
+
+
+def function_of(part: str) -> Callable[[Bench], list[Row]]:
+    section, _, name = part.partition("/")
+    work: Callable[[Bench], list[Row]] = getattr(
+        importlib.import_module(SECTIONS[section].module), name.replace("-", "_")
+    )
+    return work
+
+
+def measure(part: str, repeats: int, quick: bool, again: bool) -> Result:
+    """In this process: what the part found, or why it found nothing."""
+    began, failure, rows = time.perf_counter(), None, []
+    command = f"python benchmarks/bench.py --only {part} --repeats {repeats}{' --quick' if quick else ''}"
+    gpu = SECTIONS[part.partition("/")[0]].gpu
+    found: Result = {**facts(command + (" --gpu" if gpu else ""), gpu), "repeats": repeats, "quick": quick}
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as runs:
+        bench = Bench(repeats, quick, again, Path(runs))
+        try:
+            rows = [row.as_dict() for row in function_of(part)(bench)]
+        except Exception as error:  # whatever it is: the other parts are still worth knowing
+            failure = f"{type(error).__name__}: {error}"
+    return {
+        **found,
+        "seconds": time.perf_counter() - began,
+        "failure": failure,
+        "gflops": vars(bench).get("gflops"),
+        "rows": rows,
+        "runs": bench.records,
+        "tables": bench.tables,
+        "suite": bench.suite,
+    }
+
+
+def measured_apart(part: str, about_minutes: float, options: argparse.Namespace) -> Result:
+    """In a process of its own: threads, hooks and an end for want of memory are its own too."""
+    words = ["--measure", part, "--repeats", str(options.repeats)]
+    words += [flag for flag in ("--quick", "--again") if getattr(options, flag[2:])]
+    argv = [sys.executable, str(HERE / "bench.py"), *words]
+    try:
+        found: Result = json.loads(output_of(argv, 60 + LIMIT_FACTOR * 60 * about_minutes, show=True).splitlines()[-1])
+    except (BenchError, ValueError, IndexError) as error:
+        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        found = {"date": now, "command": shown(argv), "failure": f"{type(error).__name__}: {error}"}
+    return found
+
+
+def kept(path: Path, options: argparse.Namespace) -> Result | None:
+    """What was found before, if it is as good as new."""
+    if options.again or not path.exists():
+        return None
+    found: Result = json.loads(path.read_text())
+    today = datetime.now(UTC).strftime("%Y-%m-%d")
+    fresh = not found["failure"] and found["date"].startswith(today)
+    same = fresh and found["versions"]["ours"]["paceline"] == version("paceline")
+    return found if same and (found["repeats"], found["quick"]) == (options.repeats, options.quick) else None
+
+
+def chosen(only: list[str], gpu: bool) -> dict[str, float]:
+    """Parts with their minutes; of a section's name all of its parts. ValueError: there is no such part."""
+    there = minutes(gpu)
+    for word in only:
+        if word not in there and word not in {part.partition("/")[0] for part in there}:
+            raise ValueError(
+                f"{word} is none of: {', '.join([*dict.fromkeys(p.partition('/')[0] for p in there), *there])}"
+            )
+    return {part: took for part, took in there.items() if not only or {part, part.partition("/")[0]} & {*only}}
+
+
+def run(parts: dict[str, float], options: argparse.Namespace) -> int:
+    folder = QUICK if options.quick else RESULTS
+    found: dict[str, Result] = {}
+    for place, (part, took) in enumerate(parts.items(), 1):
+        path, left = result_path(part, folder), sum(list(parts.values())[place - 1 :])
+        head = f"[{place}/{len(parts)}] {part}"
+        if (before := kept(path, options)) is not None:
+            say(f"{head}: kept, measured {before['date']}")
+            found[part] = before
+            continue
+        say(f"{head}: about {took:g} min, {left:g} min to the end" if not options.quick else head)
+        found[part] = measured_apart(part, took, options)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, found[part])
+        failure = found[part]["failure"]
+        say(f"{head}: not measured: {failure}" if failure else f"{head}: done in {duration(found[part]['seconds'])}")
+    rows = [Row.from_dict(row) for result in found.values() for row in result.get("rows", [])]
+    failures = {part: result["failure"] for part, result in found.items() if result["failure"]}
+    print(bars_table(rows, failures))
+    if not options.quick:
+        print(output_of([sys.executable, str(ROOT / "docs/make_benchmarks.py")], 60), end="")
+    print(f"\nWritten to {folder.relative_to(ROOT)}{'' if options.quick else ' and docs/benchmarks.md'}.")
+    return int(bool(failures) or not all(row.passed for row in rows))
+
+
+def show(gpu: bool) -> None:
+    for part, took in minutes(gpu).items():
+        path = result_path(part)
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        state = f"not measured: {found['failure'].splitlines()[0]}" if found.get("failure") else "measured"
+        print(f"{part:24} {took:4g} min  {state + ' ' + found['date'] if found else 'not measured'}")
+
+
+def main() -> int:
+    total = {gpu: sum(minutes(gpu).values()) for gpu in (False, True)}
+    parser = argparse.ArgumentParser(
+        description=f"Measures the figures of docs/benchmarks.md: about {total[False]:.0f} minutes on two cores, which "
+        f"nothing else should use. What needs a GPU is apart (--gpu), about {total[True]:.0f} minutes."
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="sections or parts (see --list)")
+    parser.add_argument("--list", action="store_true", help="the parts, how long they take, when they were measured")
+    parser.add_argument("--again", action="store_true", help="also what was measured today, of this version")
+    parser.add_argument("--repeats", type=int, help="pairs of runs a job, at least 2 (default: 3, with --quick 2)")
+    parser.add_argument("--quick", action="store_true", help=f"short runs, to see that it works, into {QUICK.name}/")
+    parser.add_argument("--gpu", action="store_true", help="the parts that need a GPU, and no others")
+    parser.add_argument("--measure", metavar="PART", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.repeats = options.repeats or (2 if options.quick else 3)
+    if options.measure:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started ends with it
+        print(json.dumps(measure(options.measure, options.repeats, options.quick, options.again), allow_nan=False))
+        return 0
+    if options.list:
+        show(options.gpu)
+        return 0
+    try:
+        parts = chosen(options.only, options.gpu)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.repeats < 2:
+        parser.error("--repeats is at least 2: one pair says nothing about the noise")
+    check_setup(parser, options.gpu)
+    try:
+        return run(parts, options)
+    except KeyboardInterrupt:
+        say("stopped; the same command continues")
+        return 130
+
+
+def check_setup(parser: argparse.ArgumentParser, gpu: bool) -> None:
+    if gpu:
+        import torch
+
+        if not torch.cuda.is_available():
+            parser.error("--gpu needs a machine with a GPU, and torch sees none here")
+        return
+    for path, target in ((OURS, "setup"), (PEERS_PYTHON, "bench-setup")):
+        if not path.exists():
+            parser.error(f"{shown([str(path)])} is missing; run `make {target}` first")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
