@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint test-learning test-faults test-cluster bench-setup bench clean
+.PHONY: help setup train test lint test-learning test-faults test-cluster bench-setup bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -51,9 +51,14 @@ test-cluster: setup  ## SLURM, OAR, MPI and ssh on hosts made on this machine, a
 bench-setup:  ## make the peers' environment
 	sh benchmarks/peers.sh
 
-bench: setup bench-setup  ## speed against Stable-Baselines3 and RLlib, in one run
-	$(BIN)/python benchmarks/run.py
-	$(BIN)/python benchmarks/scaling.py
+BENCH = $(BIN)/python benchmarks/bench.py $(if $(ONLY),--only $(ONLY)) $(if $(AGAIN),--again) $(if $(QUICK),--quick) \
+	$(if $(REPEATS),--repeats $(REPEATS))
+
+bench: setup bench-setup  ## every figure of docs/benchmarks.md, on a quiet machine; 81 minutes on 2 cores; ONLY=dqn, AGAIN=1
+	$(BENCH)
+
+bench-gpu: setup  ## the figures that need a GPU; 28 minutes
+	$(BENCH) --gpu
 
 clean:  ## remove caches; runs and environments stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

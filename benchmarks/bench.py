@@ -28,6 +28,7 @@ from sections import RESULTS, SECTIONS, Result, minutes, result_path
 from tables import Row, bars_table
 
 QUICK = HERE / "quick"
+REPEATS = {False: 3, True: 2}  # unless asked otherwise; True: quick
 LIMIT_FACTOR = 5  # a part that takes so many times its minutes hangs
 
 
@@ -39,12 +40,16 @@ def function_of(part: str) -> Callable[[Bench], list[Row]]:
     return work
 
 
+def command_of(part: str, gpu: bool, repeats: int, quick: bool) -> str:
+    more = f"{f' REPEATS={repeats}' if repeats != REPEATS[quick] else ''}{' QUICK=1' if quick else ''}"
+    return f"make {'bench-gpu' if gpu else 'bench'} ONLY={part}{more}"
+
+
 def measure(part: str, repeats: int, quick: bool, again: bool) -> Result:
     """In this process: what the part found, or why it found nothing."""
     began, failure, rows = time.perf_counter(), None, []
-    command = f"python benchmarks/bench.py --only {part} --repeats {repeats}{' --quick' if quick else ''}"
     gpu = SECTIONS[part.partition("/")[0]].gpu
-    found: Result = {**facts(command + (" --gpu" if gpu else ""), gpu), "repeats": repeats, "quick": quick}
+    found: Result = {**facts(command_of(part, gpu, repeats, quick), gpu), "repeats": repeats, "quick": quick}
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as runs:
         bench = Bench(repeats, quick, again, Path(runs))
         try:
@@ -68,11 +73,13 @@ def measured_apart(part: str, about_minutes: float, options: argparse.Namespace)
     words = ["--measure", part, "--repeats", str(options.repeats)]
     words += [flag for flag in ("--quick", "--again") if getattr(options, flag[2:])]
     argv = [sys.executable, str(HERE / "bench.py"), *words]
+    limit_seconds = 60 + LIMIT_FACTOR * 60 * about_minutes
     try:
-        found: Result = json.loads(output_of(argv, 60 + LIMIT_FACTOR * 60 * about_minutes, show=True).splitlines()[-1])
+        found: Result = json.loads(output_of(argv, limit_seconds, show=True).splitlines()[-1])
     except (BenchError, ValueError, IndexError) as error:
-        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        found = {"date": now, "command": shown(argv), "failure": f"{type(error).__name__}: {error}"}
+        date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        command = command_of(part, options.gpu, options.repeats, options.quick)
+        found = {"date": date, "command": command, "failure": f"{type(error).__name__}: {error}"}
     return found
 
 
@@ -89,13 +96,11 @@ def kept(path: Path, options: argparse.Namespace) -> Result | None:
 
 def chosen(only: list[str], gpu: bool) -> dict[str, float]:
     """Parts with their minutes; of a section's name all of its parts. ValueError: there is no such part."""
-    there = minutes(gpu)
-    for word in only:
-        if word not in there and word not in {part.partition("/")[0] for part in there}:
-            raise ValueError(
-                f"{word} is none of: {', '.join([*dict.fromkeys(p.partition('/')[0] for p in there), *there])}"
-            )
-    return {part: took for part, took in there.items() if not only or {part, part.partition("/")[0]} & {*only}}
+    names = {part: {part, part.partition("/")[0]} for part in minutes(gpu)}
+    known = sorted(set[str]().union(*names.values()))
+    if unknown := [word for word in only if word not in known]:
+        raise ValueError(f"{', '.join(unknown)}: expected are {', '.join(known)}")
+    return {part: took for part, took in minutes(gpu).items() if not only or names[part] & set(only)}
 
 
 def run(parts: dict[str, float], options: argparse.Namespace) -> int:
@@ -119,7 +124,7 @@ def run(parts: dict[str, float], options: argparse.Namespace) -> int:
     print(bars_table(rows, failures))
     if not options.quick:
         print(output_of([sys.executable, str(ROOT / "docs/make_benchmarks.py")], 60), end="")
-    print(f"\nWritten to {folder.relative_to(ROOT)}{'' if options.quick else ' and docs/benchmarks.md'}.")
+    print(f"\nWritten to {shown([str(folder)])}{'' if options.quick else ' and docs/benchmarks.md'}.")
     return int(bool(failures) or not all(row.passed for row in rows))
 
 
@@ -145,7 +150,7 @@ def main() -> int:
     parser.add_argument("--gpu", action="store_true", help="the parts that need a GPU, and no others")
     parser.add_argument("--measure", metavar="PART", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.repeats = options.repeats or (2 if options.quick else 3)
+    options.repeats = options.repeats or REPEATS[options.quick]
     if options.measure:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started ends with it
         print(json.dumps(measure(options.measure, options.repeats, options.quick, options.again), allow_nan=False))

@@ -206,7 +206,7 @@ def facts(command: str, gpu: bool) -> dict[str, Any]:
         "ours": {"paceline": origin["paceline"], "python": origin["python"], **ours},
         "peers": {},
     }
-    if not gpu:
+    if PEERS_PYTHON.exists():
         words = ["stable_baselines3", "ray", "torch", "numpy", "gymnasium"]
         versions["peers"] = json.loads(output_of([str(PEERS_PYTHON), "-c", _VERSIONS, *words], 60))
     return {

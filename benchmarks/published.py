@@ -32,7 +32,8 @@ _EAGLE = (
     "--set dqn.prioritized=true --set dqn.dueling=true --set model.hidden=[256,256] --set model.activation=tanh"
 )
 EAGLE = {
-    "eagle, 1 environment": f"{_EAGLE} --envs-per-worker 1 --set dqn.target_update_every=125 --total-steps 2000",
+    "eagle, 1 environment": f"{_EAGLE} --threads 1 --envs-per-worker 1 --set dqn.target_update_every=125 "
+    "--total-steps 2000",
     # 36 environments, so that an optimizer step comes after 144 steps, as after 140 there.
     "eagle, 36 environments": f"{_EAGLE} --workers 2 --envs-per-worker 18 --set dqn.rounds=8 "
     "--set dqn.target_update_every=4 --total-steps 4480",
@@ -40,8 +41,8 @@ EAGLE = {
 TABLES = [
     Published(
         "Grid'5000: PPO on CartPole-v1, ten iterations",
-        "RLlib with its defaults, on nodes of 64 cores; returns are the mean of the last iteration's episodes there, of "
-        "the last 100 here. The job is `configs/grid5000.yaml`: 40,000 steps and 30 passes over each 4000 of them.",
+        "RLlib with its defaults, on nodes of 64 cores; returns are the mean of the last iteration's episodes there, "
+        "of the last 100 here. The job is `configs/grid5000.yaml`: 40,000 steps and 30 passes over each 4000 of them.",
         "training, s",
         "train_seconds",
         "lower",
@@ -57,8 +58,8 @@ TABLES = [
     ),
     Published(
         "Eagle: DQN on CartPole-v0, first iterations",
-        "RLlib with its defaults, in 2021, on a node of 36 cores: 2000 steps in 2.56 s with one core, 4480 steps in 8.04 "
-        "s with 35 workers, that is more workers and fewer steps a second.",
+        "RLlib with its defaults, in 2021, on a node of 36 cores: 2000 steps in 2.56 s with one core, 4480 steps in "
+        "8.04 s with 35 workers, that is more workers and fewer steps a second.",
         "env steps/s",
         "steps_per_second",
         "higher",

@@ -41,7 +41,7 @@ SECTIONS = {
             "one-worker": 1.5,
             "uneven": 4,
             "start": 0.5,
-            "sixty-four": 2,
+            "sixty-four": 3,
         },
         "The peer of a run with many workers is the same run with one, of one on Ray the same without, of IMPALA "
         "where steps are uneven PPO, and of the Grid'5000 job RLlib with two env runners.",
@@ -56,8 +56,8 @@ SECTIONS = {
         "RLlib under paceline's loop",
         "rllib",
         {"overhead": 5},
-        "The Grid'5000 job with `--engine rllib` and by RLlib alone, an iteration of each in turns, in one process. Times "
-        "are by optimizer step, because RLlib's minibatches follow from how many episodes were cut.",
+        "The Grid'5000 job with `--engine rllib` and by RLlib alone, an iteration of each in turns, in one process. "
+        "Times are by optimizer step, because RLlib's minibatches follow from how many episodes were cut.",
     ),
     "procgen": Section(
         "Images on the CPU",

@@ -112,8 +112,8 @@ def _section(key: str, section: Section, found: dict[str, Result], folder: Path)
         blocks.append(bars_table(rows, failures))
         if any(row.peer for row in rows):
             blocks.append(
-                "Median (least–most). Ratios are over 1 where ours is better: the median of the pairs, and its bootstrap "
-                "interval."
+                "Median (least–most). Ratios are over 1 where ours is better: the median of the pairs, and its "
+                "bootstrap interval."
             )
     if rates := sorted({round(result["gflops"]) for result in done.values() if result["gflops"]}):
         blocks.append(

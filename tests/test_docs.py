@@ -32,7 +32,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md"]
 EXTENDING = ROOT / "docs/extending.md"
-MADE_BY_BENCH = ("benchmarks/results/latest.md", "benchmarks/results/scaling.md")
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[a-z ]+): (?P<note>[^\n]*) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
 )
@@ -224,7 +223,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
-        assert path.exists() or str(path).endswith(MADE_BY_BENCH), f"{page.name}: {target}"
+        assert path.exists(), f"{page.name}: {target}"
         if anchor:
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
             anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
