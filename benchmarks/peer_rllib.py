@@ -37,7 +37,7 @@ def settings(seed: int, env_runners: int, returns_file: Path) -> Any:
             file.write(f"{episode.get_return()}\n")
 
     return (
-        PPOConfig()
+        PPOConfig()  # type: ignore[no-untyped-call, unused-ignore]
         .environment("CartPole-v1")
         .env_runners(num_env_runners=env_runners)
         .learners(num_learners=0)  # in this process, the default: no copies between learner and driver

@@ -73,7 +73,7 @@ def measure(iterations: int) -> tuple[list[dict[str, float]], list[dict[str, flo
     with tempfile.TemporaryDirectory() as folder:
         turns = Turns(Path(folder))
         RllibEngine.iterate = lambda engine, *a: turns.iterate(engine, *a)  # type: ignore[method-assign]
-        RllibEngine.close = lambda engine: turns.close(engine)  # type: ignore[method-assign]
+        RllibEngine.close = lambda engine: turns.close(engine)  # type: ignore[assignment, method-assign]
         engine = {"name": "rllib", "workers": 1, "threads": 1, "rllib": {"num_cpus_per_env_runner": SHARE}}
         changes = {"engine": engine, "stop": {"iterations": iterations}, "out": folder, "name": "run", "seed": SEED}
         run = paceline.train(merge(read_file(HERE.parent / "configs/grid5000.yaml"), changes))

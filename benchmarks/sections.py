@@ -70,8 +70,9 @@ SECTIONS = {
         "Beside published figures",
         "published",
         {"eagle": 1},
-        "What three guides to reinforcement learning on clusters report, and the same jobs here. Machines and years "
-        "differ, so these ratios say what to expect after a move, not which program is better: that is measured below.",
+        "What three guides to reinforcement learning on clusters report, and the same jobs here. A ratio says how many "
+        "times better ours is than the figure it is named after. Machines and years differ, so it is what to expect "
+        "after a move; which program is faster is measured below, on one machine.",
     ),
     "scores": Section(
         "Scores",

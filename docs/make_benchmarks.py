@@ -13,6 +13,7 @@ import argparse
 import json
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,11 @@ paceline bench suite --suite mine.yaml --algos ppo,a2c --seeds 2 --dry-run
 ```
 """
 
+RATIOS = """Median (least–most). Ratios are over 1 where ours is better: the median of the pairs, and its bootstrap
+interval."""
+FLOOR = """The arithmetic floor is the matrix products of learning alone at {} GFLOP/s, what one thread of this machine
+reaches with 128 × 256 × 256: a program that does the same work on one thread in 32 bits can hardly be faster."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write docs/benchmarks.md from benchmarks/results.")
@@ -103,7 +109,7 @@ def _section(key: str, section: Section, found: dict[str, Result], folder: Path)
     names = [f"{key}/{name}" for name in section.minutes]
     own = {name: found[name] for name in names if name in found}
     done = {name: result for name, result in own.items() if not result["failure"]}
-    blocks = [f"## {section.title}", section.about, f"{NOT_RUN}{command_of(key)}\n```"]
+    blocks = [f"## {section.title}", prose(section.about), f"{NOT_RUN}{command_of(key)}\n```"]
     if key == "published":
         blocks += [_beside(table, found) for table in TABLES]
     rows = [Row.from_dict(row) for result in done.values() for row in result["rows"]]
@@ -111,16 +117,9 @@ def _section(key: str, section: Section, found: dict[str, Result], folder: Path)
     if rows or failures:
         blocks.append(bars_table(rows, failures))
         if any(row.peer for row in rows):
-            blocks.append(
-                "Median (least–most). Ratios are over 1 where ours is better: the median of the pairs, and its "
-                "bootstrap interval."
-            )
+            blocks.append(RATIOS)
     if rates := sorted({round(result["gflops"]) for result in done.values() if result["gflops"]}):
-        blocks.append(
-            f"The arithmetic floor is the matrix products of learning alone at {' or '.join(map(str, rates))} GFLOP/s, "
-            "what one thread of this machine reaches with 128 × 256 × 256: a program that does the same work on one "
-            "thread in 32 bits can hardly be faster."
-        )
+        blocks.append(prose(FLOOR.format(" or ".join(map(str, rates)))))
     for name, result in done.items():
         blocks += [f"{title.capitalize()}:\n\n{_figures(lines)}" for title, lines in result["tables"].items()]
         if result["suite"]:
@@ -132,6 +131,10 @@ def _section(key: str, section: Section, found: dict[str, Result], folder: Path)
     if missing := [name for name in names if name not in own]:
         blocks.append(f"Not measured yet: {', '.join(f'`{name}`' for name in missing)}.")
     return "\n\n".join([*blocks, *_origins(own)]) + "\n"
+
+
+def prose(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def command_of(key: str) -> str:
@@ -196,7 +199,7 @@ def _beside(table: Published, found: dict[str, Result]) -> str:
     origins = "Ours are of " + " and ".join(
         f"`{part}`" + (f" ({found[part]['date']})" if part in found else "") for part in parts
     )
-    return "\n\n".join([f"### {table.title}", table.about, results.table(head, lines), f"{origins}."])
+    return "\n\n".join([f"### {table.title}", prose(table.about), results.table(head, lines), f"{origins}."])
 
 
 def _figures(lines: list[dict[str, Any]]) -> str:
