@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -55,6 +56,7 @@ def measure(part: str, repeats: int, quick: bool, again: bool) -> Result:
         try:
             rows = [row.as_dict() for row in function_of(part)(bench)]
         except Exception as error:  # whatever it is: the other parts are still worth knowing
+            traceback.print_exc()
             failure = f"{type(error).__name__}: {error}"
     return {
         **found,

@@ -187,10 +187,22 @@ def sgemm_gflops() -> float:
     return float(output_of([sys.executable, "-c", _SGEMM], 120))
 
 
+def _commit() -> str:
+    """Whether files differ from it, those that the parts before this one wrote left aside."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=20)
+        return done.stdout.strip()
+
+    others = [".", ":!benchmarks/results", ":!docs/benchmarks.md"]
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", *others)
+    return (git("rev-parse", "--short=12", "HEAD") or "none") + (", with changes" if changes else "")
+
+
 def facts(command: str, gpu: bool) -> dict[str, Any]:
     """When, where, from which code and with which versions."""
     origin = provenance.collect([])
-    packages, git = origin["packages"], provenance.git(ROOT) or {"commit": "none", "dirty": False}
+    packages = origin["packages"]
     here = {
         "cpu": origin["cpu_model"],
         "cores": origin["cores"],
@@ -212,7 +224,7 @@ def facts(command: str, gpu: bool) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
-        "commit": git["commit"][:12] + (", with changes" if git["dirty"] else ""),
+        "commit": _commit(),
         "machine": here,
         "versions": versions,
     }
