@@ -118,7 +118,8 @@ def _section(key: str, section: Section, found: dict[str, Result], folder: Path)
         blocks.append(bars_table(rows, failures))
         if any(row.peer for row in rows):
             blocks.append(RATIOS)
-    if rates := sorted({round(result["gflops"]) for result in done.values() if result["gflops"]}):
+    if any(row.floor_seconds is not None for row in rows):
+        rates = sorted({round(result["gflops"]) for result in done.values() if result["gflops"]})
         blocks.append(prose(FLOOR.format(" or ".join(map(str, rates)))))
     for name, result in done.items():
         blocks += [f"{title.capitalize()}:\n\n{_figures(lines)}" for title, lines in result["tables"].items()]
