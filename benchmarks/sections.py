@@ -37,7 +37,7 @@ SECTIONS = {
         {
             "two-workers": 3,
             "grid5000": 6,
-            "sleeping": 6,
+            "sleeping": 9,
             "one-worker": 1.5,
             "uneven": 4,
             "start": 0.5,
