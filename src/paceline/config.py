@@ -236,7 +236,8 @@ class EngineConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the network learns: `auto` is a CUDA GPU for images, where there is one, and else the CPU."""
     compile: bool | None = None
-    """On a GPU: compile the convolutions first, which takes most of a minute; by default for 5M steps and more."""
+    """On a GPU: compile the convolutions first, which takes most of a minute; by default for 5M steps and five minutes
+    or more, whichever of them is given."""
     overlap: bool = False
     """PPO on a GPU: collect the next rollout while learning from this one. The policy that acts is then one iteration
     behind the one that learns."""

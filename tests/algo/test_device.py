@@ -18,6 +18,7 @@ from paceline.engine import replica
 from paceline.env.make import make_vector
 from paceline.model.device import DevicePolicy, find_device
 from paceline.model.policy import Policy
+from paceline.resolve import resolve_tree
 from paceline.rollout.batch import Batch
 from paceline.rollout.collector import Collector
 from paceline.rollout.device import DeviceCollector
@@ -191,6 +192,26 @@ def test_settings_of_a_gpu_that_is_not_used(setting: str, tmp_path: Path) -> Non
         with pytest.raises(UserError, match="--engine local"):
             paceline.train(tree | {"engine": {setting: True, "workers": 2}})
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("stop", "engine", "compiled"),
+    [
+        ({}, {}, True),  # the preset's 25M steps
+        ({"total_steps": "1M"}, {}, False),
+        ({"max_time": "10m"}, {}, True),
+        ({"max_time": "1m"}, {}, False),
+        ({"total_steps": "25M", "max_time": "1m"}, {}, False),
+        ({"iterations": 10}, {}, False),
+        ({}, {"compile": False}, False),
+        ({"iterations": 10}, {"compile": True}, True),
+    ],
+)
+def test_runs_that_are_long_enough_to_compile_first(
+    stop: dict[str, Any], engine: dict[str, Any], compiled: bool
+) -> None:
+    config, _ = resolve_tree({"env": "coinrun", "stop": stop, "engine": engine}, preset="procgen-gpu")
+    assert replica.compiles(config) == compiled
 
 
 def test_spaces_of_the_probe() -> None:

@@ -32,6 +32,7 @@ from paceline.spaces import ActionCodec, ObservationCodec, space_from_json, spac
 
 Spaces = dict[str, Any]
 COMPILE_STEPS = 5_000_000  # from here on a minute of compiling pays
+COMPILE_SECONDS = 300.0  # the same for a run that ends by the clock
 RESTART = 1_000_000  # the environments of a worker's replacement are seeded as those of a resume with such a number
 
 
@@ -79,7 +80,7 @@ class Replica:
                 self.policy = make_policy(config, observation, action, seed=init)
             else:
                 self.policy = DevicePolicy(
-                    observation, action, config.model, device=self.device, seed=init, compiled=_compiled(config)
+                    observation, action, config.model, device=self.device, seed=init, compiled=compiles(config)
                 )
             self.threads = set_threads(config.engine.threads or cores, self.policy, minibatch_rows(config, envs))
             self.algorithm: Algorithm = ALGORITHMS[config.algo](
@@ -207,10 +208,13 @@ def make_vectors(
     return [make(half, first)[0] for first in (0, half)], f"{how}, half of them at a time"
 
 
-def _compiled(config: RunConfig) -> bool:
+def compiles(config: RunConfig) -> bool:
+    """Whether convolutions are compiled on a GPU: where nothing is said, if the run is long enough to gain by it."""
     if config.engine.compile is not None:
         return config.engine.compile
-    return (config.stop.total_steps or 0) >= COMPILE_STEPS
+    budgets = ((config.stop.total_steps, COMPILE_STEPS), (config.stop.max_time, COMPILE_SECONDS))
+    given = [budget >= least for budget, least in budgets if budget is not None]
+    return bool(given) and all(given)
 
 
 def set_threads(wanted: int, policy: Policy, rows: int) -> int:
