@@ -57,7 +57,7 @@ BENCH = $(BIN)/python benchmarks/bench.py $(if $(ONLY),--only $(ONLY)) $(if $(AG
 bench: setup bench-setup  ## every figure of docs/benchmarks.md, on a quiet machine; 84 minutes on 2 cores; ONLY=dqn, AGAIN=1
 	$(BENCH)
 
-bench-gpu: setup  ## the figures that need a GPU; 28 minutes
+bench-gpu: setup  ## the figures that need a GPU; 45 minutes
 	$(BENCH) --gpu
 
 clean:  ## remove caches; runs and environments stay

@@ -20,8 +20,13 @@ def dqn_control(bench: Bench) -> list[Row]:
 
 
 def procgen_gpu(bench: Bench) -> list[Row]:
-    games = "--algos ppo --games coinrun,starpilot"
-    return _suite(bench, "procgen-gpu", f"{games} --seeds 1", f"{games} --seeds 1 --total-steps 100k --episodes 2")
+    games = "--algos ppo --games coinrun,starpilot,bigfish --seeds 1"
+    return _suite(bench, "procgen-gpu", games, f"{games} --total-steps 100k --episodes 2")
+
+
+def procgen_gpu_impala(bench: Bench) -> list[Row]:
+    game = "--algos impala --games starpilot --seeds 1"
+    return _suite(bench, "procgen-gpu", f"{game} --total-steps 8M", f"{game} --total-steps 100k --episodes 2")
 
 
 def _suite(bench: Bench, name: str, words: str, quick_words: str) -> list[Row]:
