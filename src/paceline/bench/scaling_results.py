@@ -17,6 +17,7 @@ from paceline import rllib_keys
 from paceline.bench import laws, scaling_tables
 from paceline.bench.comparison import Estimate, estimate
 from paceline.bench.files import FAILED, FINISHED, INTERRUPTED, RUNNING
+from paceline.bench.make import QUEUED
 from paceline.bench.results import machine
 from paceline.bench.study import RunData, load_run, solved_at
 from paceline.run.console import duration
@@ -34,7 +35,7 @@ STATES = {FINISHED: "done", FAILED: "failed", RUNNING: "interrupted", INTERRUPTE
 
 
 def read(cell: Point, before: Entry | None, threshold: float | None = None) -> Entry:
-    """What there is of a run. `state`: done, failed, interrupted or missing."""
+    """What its directory holds of a run. `state`: done, failed, interrupted or missing."""
     entry: Entry = {
         "name": cell.name,
         "env": cell.env,
@@ -199,6 +200,7 @@ def _point(cell: list[Entry], done: list[Entry], base: list[Entry]) -> dict[str,
         "runs": len(cell),
         "done": len(done),
         "failed": sum(entry["state"] == "failed" for entry in cell),
+        "queued": sum(entry["state"] in QUEUED for entry in cell),
         "train_seconds": _tree(_over(done, "train_seconds")),
         "wall_seconds": _tree(_over(done, "wall_seconds")),
         "env_steps": _tree(_over(done, "env_steps")),
@@ -283,7 +285,8 @@ def tables(result: dict[str, Any]) -> str:
 
 
 COLUMNS = (
-    *("env", "algo", "engine", "scaling", "nodes", "workers", "seed", "state", "reason", "env_steps", "iterations"),
+    *("env", "algo", "engine", "scaling", "nodes", "workers", "seed", "state", "reason", "job"),
+    *("env_steps", "iterations"),
     *("train_seconds", "wall_seconds", "steps_per_second", "steady_steps_per_second", "return_mean", "threshold"),
     *("seconds_to_return", "resumed", "verdict"),
 )

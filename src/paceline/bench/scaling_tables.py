@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paceline.bench.make import QUEUED
 from paceline.bench.results import machines, table
 
 Tree = dict[str, Any]
@@ -167,6 +168,7 @@ def _prediction(series: Tree) -> str:
 
 def _missing(entries: Sequence[Tree]) -> list[str]:
     lines = [f"- `{entry['name']}` failed: {entry['reason']}" for entry in entries if entry["state"] == "failed"]
+    lines += [f"- `{entry['name']}`: {entry['reason']}" for entry in entries if entry["state"] in QUEUED]
     for state in ("interrupted", "missing"):
         names = [f"`{entry['name']}`" for entry in entries if entry["state"] == state]
         lines += [f"- {state}: {', '.join(names)}"] if names else []
@@ -175,7 +177,7 @@ def _missing(entries: Sequence[Tree]) -> list[str]:
 
 
 def _runs(point: Tree) -> str:
-    missing = point["runs"] - point["done"] - point["failed"]
-    others = [f"{point['failed']} failed"] if point["failed"] else []
+    missing = point["runs"] - point["done"] - point["failed"] - point["queued"]
+    others = [f"{point[state]} {state}" for state in ("failed", "queued") if point[state]]
     others += [f"{missing} missing"] if missing else []
     return f"{point['done']} of {point['runs']}" + (f" ({', '.join(others)})" if others else "")
