@@ -151,8 +151,10 @@ def _drive(ledger: Ledger[_Run], retry: bool) -> int:
                 if code == STOPPED or interrupts.received:
                     screen.end(f"stopped: {interrupts.received or 'by itself'}")
                     return _stopped(ledger)
-                shown = entry["reason"] if entry["state"] in QUEUED else ledger.line(entry)
-                screen.end(f"failed: {problem}" if problem else shown)
+                if problem:
+                    screen.end(f"failed: {problem}")
+                else:
+                    screen.end(entry["reason"] if entry["state"] in QUEUED else ledger.line(entry))
             if interrupts.received:
                 return _stopped(ledger)
     result = ledger.write()
