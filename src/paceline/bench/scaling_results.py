@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 Entry = dict[str, Any]
 SERIES = ("env", "algo", "engine", "scaling")
+EPISODES = 100
+"""That a mean is taken over."""
 LAW = {"strong": "amdahl", "weak": "gustafson"}
 _REFUSED = {key.partition("=")[0] for key in rllib_keys.REFUSED}
 STATES = {FINISHED: "done", FAILED: "failed", RUNNING: "interrupted", INTERRUPTED: "interrupted"}
@@ -148,10 +150,10 @@ def _of(entries: Iterable[Entry], kind: Sequence[Any]) -> list[Entry]:
 
 def _seconds_to(run: RunData, threshold: float) -> float | None:
     """Training seconds until the return was reached. A run that was to stop there did so when an evaluation agreed; of
-    the others it is the first row at or above it."""
+    the others it is the first row at or above it, once there is a mean of 100 episodes: one of a few is luck."""
     if (run.config.get("stop") or {}).get("return_mean") == threshold:
         return run.train_seconds if run.reason.startswith("return ") else None
-    above = np.flatnonzero(run.column("return_mean") >= threshold)
+    above = np.flatnonzero((run.column("return_mean") >= threshold) & ~(run.column("episodes") < EPISODES))
     return float(run.column("train_seconds")[above[0]]) if above.size else None
 
 

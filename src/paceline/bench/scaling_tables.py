@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.bench.make import QUEUED
-from paceline.bench.results import machines, table
+from paceline.bench.results import hardware, machines, table
 
 Tree = dict[str, Any]
 PARTS = ("env", "act", "learn", "sync", "idle", "eval", "save")
@@ -173,6 +173,12 @@ def _missing(entries: Sequence[Tree]) -> list[str]:
         names = [f"`{entry['name']}`" for entry in entries if entry["state"] == state]
         lines += [f"- {state}: {', '.join(names)}"] if names else []
     lines += [f"- `{entry['name']}`: {text}" for entry in entries for text in entry.get("problems") or []]
+    kinds = sorted({hardware(entry["machine"]) for entry in entries if entry["state"] == "done"})
+    if len(kinds) > 1:
+        lines.append(
+            f"- the runs were made on different machines ({'; '.join(kinds)}), and part of what is compared may be "
+            "theirs: jobs get hosts of one kind by `--constraint` or `--queue`"
+        )
     return ["Not in these figures, or to be known:\n\n" + "\n".join(lines)] if lines else []
 
 
