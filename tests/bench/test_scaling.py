@@ -151,6 +151,8 @@ def test_figures_by_hand() -> None:
     assert "- `rllib-w2-s0` failed: no memory" in text and "- ray, 4 workers: learner-bound: 75 %" in text
     assert "held out: from 1, 2 workers" in text and "the machine had 2 cores" in text
     assert "ray over rllib | 10.00×" in text and "different machines" not in text
+    slow = scaling_results.collect("mine", "", [], [entry(1, 0, 100.0), entry(2, 0, 70.0)])
+    assert "2 workers are slower than 1; neither law" in scaling_results.page(slow)
     other = {**MACHINE, "cpu": "Other"}
     mixed = scaling_results.collect("mine", "", [], [entry(1, 0, 9.0), entry(2, 0, 9.0, machine=other)])
     assert "made on different machines (CPU, 2 cores; Other, 2 cores)" in scaling_results.page(mixed)

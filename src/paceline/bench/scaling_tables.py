@@ -21,7 +21,7 @@ def tables(result: Tree) -> str:
     parts += machines(entry["machine"] for entry in done)
     series = result["series"]
     parts.append(_measured(series))
-    parts.append(_note(series))
+    parts.append(_note(series, entries))
     parts.append(_split(series))
     if result["engines"]:
         parts.append(_engines(result["engines"]))
@@ -75,13 +75,22 @@ def _reach(limits: set[float]) -> str:
     return f"time to return {next(iter(limits)):g}, s" if len(limits) == 1 else "time to the solved return, s"
 
 
-def _note(series: Sequence[Tree]) -> str:
+def _note(series: Sequence[Tree], entries: Sequence[Tree]) -> str:
     text = (
         "Means over runs (seeds), in brackets the 95 % bootstrap interval. Training time and steps/s leave the start "
         "out. Speed-up: steps/s over those with the fewest workers; efficiency: that over how many times the workers."
     )
     if any(one["scaling"] == "weak" for one in series):
         text += " Weak: each worker has as much work as the one has, so that the time should stay the same."
+    stops = [
+        entry["settings"] for entry in entries if (entry.get("settings") or {}).get("stop.return_mean") is not None
+    ]
+    if stops:  # else a run would seem to end below what it has reached
+        window, confirm = (stops[0][f"stop.{name}"] for name in ("return_window", "confirm_episodes"))
+        text += (
+            " The return at the end is of the last 100 episodes; a run that was to stop at one did so when the last "
+        )
+        text += f"{window} had reached it, and {confirm} of an evaluation."
     return text
 
 
@@ -129,16 +138,26 @@ def _verdicts(series: Sequence[Tree]) -> str:
 def _laws(series: Sequence[Tree]) -> str:
     lines = []
     for one in series:
+        name = title(one, series)
+        measured = [point for point in one["points"] if point["done"]]
+        if one["fits"] and one["prediction"] is None:
+            slower = f"{size(measured[-1])} workers are slower than {size(measured[0])}"
+            lines.append(f"- {name}: {slower}; neither law allows for that, and nothing is foreseen.")
+            continue
         for fit in one["fits"]:
             serial = shown(fit["serial"], 1, " %", factor=100)
             off = f"fitted speed-ups are {100 * fit['error']:.0f} % off"
-            lines.append(f"- {title(one, series)}: {LAWS[fit['law']]}: {serial} of the time is serial; {off}.")
+            lines.append(f"- {name}: {LAWS[fit['law']]}: {serial} of the time is serial; {off}.")
         if one["check"]:
-            lines.append(f"- {title(one, series)}: {_check(one['check'])}")
+            lines.append(f"- {name}: {_check(one['check'])}")
+        elif len({point["workers"] for point in measured}) > 2:
+            lines.append(
+                f"- {name}: with the largest number held out, the others show no gain, and nothing is foreseen."
+            )
         elif one["fits"]:
-            lines.append(f"- {title(one, series)}: no measurement is held out: that takes three numbers of workers.")
+            lines.append(f"- {name}: no measurement is held out: that takes three numbers of workers.")
         if one["prediction"]:
-            lines.append(f"- {title(one, series)}: {_prediction(one)}")
+            lines.append(f"- {name}: {_prediction(one)}")
     return "\n".join(lines)
 
 
