@@ -95,7 +95,7 @@ def test_what_a_job_came_to(home: Path, cli: Cli) -> None:
     assert "left alone without --retry" in cli(*words).out and len(record.records()) == 2
     result = cli(*words, "--retry")
     assert result.code == 99 and len(record.records()) == 3 and states() == ["done", "waiting"]
-    assert "missing: job 3 waiting (just submitted)" in cli("compare", "st").out
+    assert f"missing: job {record.records()[-1].ids[0]} waiting (just submitted)" in cli("compare", "st").out
     # It dies without a word, in a queue that does not answer, and then does.
     tool(home, "squeue", "exit 1")
     assert cli(*words).code == 99 and states() == ["done", "waiting"]
