@@ -42,6 +42,7 @@ REPLICAS: list[tuple[Lane, dict[str, Any], str, float, list[str]]] = [
     ({"env": 30, "act": 60, "learn": 10}, {}, "act", 0.6, ["60 %", "env.envs_per_worker", "smaller network"]),
     ({"env": 30, "learn": 70}, {}, "learner", 0.7, ["70 %", "ppo.minibatch_size", "ppo.epochs", "share the rows"]),
     ({"env": 30, "learn": 70}, {"share": False}, "learner", 0.7, ["as they only collect", "--engine ray"]),
+    ({"learn": 80, "env": 20}, {"algo": "dqn"}, "learner", 0.8, ["collect meanwhile, for 1.2 times the speed at most"]),
     ({"learn": 70, "env": 30}, {"algo": "a2c"}, "learner", 0.7, ["a2c.rollout_steps"]),
     ({"learn": 70, "env": 30}, {"cpu_share": 0.9}, "learner", 0.7, ["more workers need more cores"]),
     ({"env": 49, "sync": 51}, {"workers": 16, "nodes": 4}, "sync", 0.51,

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from paceline.launch.submit import add_job_options, asked, given_options
+
+if TYPE_CHECKING:
+    from paceline.bench.jobs import Request
 
 # Key of a scaling study → how its value is shown, and what it means. Lists are separated by commas.
 SCALING_FLAGS: dict[str, tuple[str, str]] = {
@@ -14,7 +19,7 @@ SCALING_FLAGS: dict[str, tuple[str, str]] = {
     "--algos": ("A,B", "default: that of --config, else ppo"),
     "--engines": ("A,B", "auto, local, ray, rllib (default: auto)"),
     "--workers": ("1,2,4", "of all nodes together (default: 1,2)"),
-    "--nodes": ("1,2", "hosts that a run takes, of the allocation or of --hosts"),
+    "--nodes": ("1,2", "hosts that a run takes, of the allocation, of --hosts or of its job"),
     "--seeds": ("N", "runs of each: seeds 0 to N-1 (default: 3)"),
     "--scaling": ("strong,weak", "the same work for all, or for each worker (default: strong)"),
     "--iterations": ("N", "budget of a run"),
@@ -55,8 +60,8 @@ def _add_scaling(kinds: Any) -> None:
     scaling = kinds.add_parser(
         "scaling",
         help="what more workers bring: speed-up, efficiency, time to a return, what bounds it",
-        description="Train with each number of workers, engine, algorithm and seed, one run after the other; write "
-        "scaling.json, .md, .csv and .png. The same command again makes what is missing.",
+        description="Train with each number of workers, engine, algorithm and seed, one run after the other, or with "
+        "--on each as a job; write scaling.json, .md, .csv and .png. The same command again makes what is missing.",
     )
     scaling.add_argument("--study", metavar="FILE", help="a YAML file with any of these settings")
     for flag, (meta, text) in SCALING_FLAGS.items():
@@ -67,6 +72,8 @@ def _add_scaling(kinds: Any) -> None:
     scaling.add_argument("--out", metavar="DIR", help="folder of the runs and the tables (default: runs/scaling)")
     scaling.add_argument("--retry", action="store_true", help="also runs that failed before")
     scaling.add_argument("--dry-run", action="store_true", help="print the commands, start nothing")
+    jobs = scaling.add_argument_group("jobs", "with --on, or a --profile that names a scheduler: a job for each run")
+    add_job_options(jobs, leave_out=("name", "nodes"))
     scaling.set_defaults(run=_bench_scaling)
 
 
@@ -147,11 +154,13 @@ def _bench_scaling(options: argparse.Namespace) -> int:
     matrix: Matrix = load_matrix(options.study, flags_of(given))
     words = ["--study", options.study] if options.study else []
     for name, value in given.items():
-        words += [f"--{name.replace('_', '-')}", value]
+        words += [_flag(name), value]
     words += [word for item in options.set for word in ("--set", item)]
     for flag, value in (("--hosts", options.hosts), ("--out", options.out)):
         words += [flag, value] if value else []
     words += ["--rehearse"] if options.rehearse else []
+    request = _request(options)
+    words += request.words if request else []
     title = Path(options.study).stem if options.study else "scaling"
     code = run_scaling(
         matrix,
@@ -161,6 +170,7 @@ def _bench_scaling(options: argparse.Namespace) -> int:
         sets=options.set,
         hosts=options.hosts,
         rehearse=options.rehearse,
+        request=request,
         retry=options.retry,
         dry_run=options.dry_run,
     )
@@ -169,6 +179,22 @@ def _bench_scaling(options: argparse.Namespace) -> int:
 
         draw_scaling(Path(options.out or f"runs/{title}").expanduser())
     return code
+
+
+def _request(options: argparse.Namespace) -> Request | None:
+    """What the jobs of a study ask for; None where it is made here."""
+    from paceline.bench.jobs import Request
+    from paceline.config import UserError
+
+    given = given_options(options)
+    if options.on is None and options.profile is None:
+        for name, value in given.items():
+            raise UserError(f"{_flag(name)} {value}: is for jobs; give --on SCHEDULER, or a --profile")
+        return None
+    words = [word for flag in ("on", "profile") if (value := getattr(options, flag)) for word in (f"--{flag}", value)]
+    for name, value in given.items():
+        words += [word for one in (value if isinstance(value, list) else [value]) for word in (_flag(name), one)]
+    return Request(*asked(options), tuple(words))
 
 
 def _bench_throughput(options: argparse.Namespace) -> int:
@@ -196,6 +222,10 @@ def _bench_throughput(options: argparse.Namespace) -> int:
     if options.max_time is None:
         words += ["--max-time", "10s"]
     return run_throughput(options.target, words, out=options.out, profile=options.profile, command=command)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -29,6 +29,8 @@ COMPUTING_SHARE = 0.5
 MAX_GROWTH = 32
 """No forecast goes beyond this many times the workers that were measured."""
 
+ONE_LEARNS = ("impala", "dqn")
+"""Algorithms whose workers collect for one learner; those of the others compute gradients too."""
 _FEWER_STEPS = {
     "ppo": "a larger ppo.minibatch_size or fewer ppo.epochs",
     "a2c": "a larger a2c.rollout_steps",
@@ -169,6 +171,8 @@ def _replicas(run: _Run, main: Lane, shares: dict[str, float]) -> Verdict:
         return _bound("act", share, f"{time} is choosing actions; {helps}; {run.more_workers}{rest}")
     if part == "learn":
         rows = run.more_workers if run.full else "more workers share the rows"
+        if run.algo in ONE_LEARNS:  # with actors, learning is all that this process does
+            rows = f"actors would collect meanwhile, for {1.0 / share:.1f} times the speed at most"
         rows = rows if run.share else "more workers will not help, as they only collect; --engine ray will"
         helps = f"{run.fewer_steps} or a smaller network helps; {rows}; a faster environment will not help"
         return _bound("learner", share, f"{time} is gradient steps; {helps}{rest}")

@@ -73,3 +73,12 @@ def test_a_forecast_that_was_wrong_before_is_less_sure() -> None:
     assert plain is not None and wide is not None and plain.speed_up.value == wide.speed_up.value
     assert plain.speed_up.low is not None and wide.speed_up.low == pytest.approx(0.9 * plain.speed_up.low)
     assert plain.speed_up.high is not None and wide.speed_up.high == pytest.approx(1.1 * plain.speed_up.high)
+
+
+def test_no_forecast_where_more_workers_are_slower() -> None:
+    """The law ends at 1, above what was measured."""
+    slower = {1: [100.0, 102.0], 2: [70.0, 71.0]}
+    assert laws.is_slower(slower) and laws.predict("amdahl", slower, 4) is None
+    found = laws.fit("amdahl", slower)
+    assert found is not None and found.serial.value == 1.0
+    assert laws.check("amdahl", {**slower, 4: [150.0, 151.0]}) is None  # nothing to hold the third against

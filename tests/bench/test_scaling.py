@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.bench import scaling_results
 from paceline.bench.scaling import Matrix, ScalingLedger, load_matrix, plan_scaling
+from paceline.bench.study import RunData
 from paceline.config import UserError
 
 Cli = Callable[..., Any]
@@ -147,7 +150,25 @@ def test_figures_by_hand() -> None:
     assert "| rllib | 2 | 0 of 1 (1 failed) | – | – | – | – | – | – |" in text and "2.5 (1 of 2 runs)" in text
     assert "- `rllib-w2-s0` failed: no memory" in text and "- ray, 4 workers: learner-bound: 75 %" in text
     assert "held out: from 1, 2 workers" in text and "the machine had 2 cores" in text
-    assert "ray over rllib | 10.00×" in text
+    assert "ray over rllib | 10.00×" in text and "different machines" not in text
+    slow = scaling_results.collect("mine", "", [], [entry(1, 0, 100.0), entry(2, 0, 70.0)])
+    assert "2 workers are slower than 1; neither law" in scaling_results.page(slow)
+    other = {**MACHINE, "cpu": "Other"}
+    mixed = scaling_results.collect("mine", "", [], [entry(1, 0, 9.0), entry(2, 0, 9.0, machine=other)])
+    assert "made on different machines (CPU, 2 cores; Other, 2 cores)" in scaling_results.page(mixed)
+
+
+def test_the_time_to_a_return_is_no_luck_of_few_episodes() -> None:
+    columns = {"return_mean": [50.0, 20.0, 40.0, 45.0], "episodes": [1, 99, 100, 130], "train_seconds": [1, 2, 3, 4]}
+    metrics = {name: np.array(values, np.float64) for name, values in {**columns, "env_steps": [1, 2, 3, 4]}.items()}
+    run = RunData(Path("x"), "x", "finished", "all steps done", metrics=metrics)
+    assert [scaling_results._seconds_to(run, limit) for limit in (40.0, 44.0, 50.0)] == [3.0, 4.0, None]
+    stopped = dataclasses.replace(run, config={"stop": {"return_mean": 45.0}})
+    assert scaling_results._seconds_to(stopped, 45.0) is None  # no evaluation agreed
+    agreed = dataclasses.replace(
+        stopped, reason="return 45.0 over the last 100 episodes, 46.0 in 20 evaluation episodes"
+    )
+    assert scaling_results._seconds_to(agreed, 45.0) == 4.0
 
 
 def test_a_study_and_a_run_that_fails(here: Path, cli: Cli) -> None:

@@ -72,6 +72,32 @@ def test_exit_code_is_known_without_accounting(slurm: SlurmBed) -> None:
     assert "said\n" in followed.stdout and "exit code 3" in followed.stderr
 
 
+def test_a_scaling_study_as_jobs(slurm: SlurmBed) -> None:
+    """A job for each run, of as many hosts as it takes; one fails, one is cancelled before it begins."""
+    words = ["paceline", "bench", "scaling", "--on", "slurm", "--cores", "2", "--walltime", "10m", "--out", "study"]
+    words += ["--envs", "CartPole-v1,NoSuchEnv-v0", "--nodes", "1,2", "--workers", "2", "--seeds", "1"]
+    words += ["--iterations", "5", "--preset", "none", "--set", "ppo.rollout_steps=16", "--set", "ppo.epochs=1"]
+    first = slurm.run(words)
+    numbers = re.findall(r"job (\d+) waiting", first.stdout)
+    assert first.returncode == 99 and len(set(numbers)) == 4, first.stdout + first.stderr
+    slurm.said("paceline", "cancel", numbers[3])
+    again = slurm.run(words)
+    assert again.returncode == 99 and "submitted" not in again.stdout, again.stdout
+    wait_until(lambda: slurm.said("squeue", "--noheader") == "", "all jobs have ended", 100)
+    last = slurm.run(words)
+    assert last.returncode == 1, last.stdout + last.stderr
+    assert slurm.said("squeue", "--noheader", "--states=all", "--format=%i").split().count(numbers[3]) == 1
+    one, two, unknown, gone = json.loads((slurm.home / "study/scaling.json").read_text())["runs"]
+    assert [each["state"] for each in (one, two, unknown, gone)] == ["done", "done", "failed", "failed"]
+    assert [each["job"] for each in (one, two, unknown, gone)] == numbers
+    assert [each["ran_on"]["nodes"] for each in (one, two)] == [1, 2]
+    assert "exit code 2" in unknown["reason"] and "NoSuchEnv" in unknown["reason"], unknown["reason"]
+    assert f"job {numbers[3]} cancelled" in gone["reason"]
+    text = (slurm.home / "study/scaling.md").read_text()
+    assert "0 of 1 (1 failed)" in text and gone["reason"] in text and "paceline submit --on slurm" in text
+    assert (slurm.home / "study/launch" / two["name"] / "timeline.jsonl").stat().st_size
+
+
 def test_cancel(slurm: SlurmBed) -> None:
     train = ["paceline", "train", "--env", "CartPole-v1", *SMALL, "--total-steps", "1000M", "--name", "gone"]
     number = submit(slurm, "--name", "gone", "--nodes", "2", "--", *train)

@@ -66,6 +66,11 @@ def law_speed_up(law: str, growth: float | Floats, serial: float | Floats) -> Fl
     return np.asarray(serial + (1.0 - np.asarray(serial)) * growth)
 
 
+def is_slower(samples: Samples) -> bool:
+    """The most workers make fewer steps per second than the fewest."""
+    return float(np.mean(samples[max(samples)])) < float(np.mean(samples[min(samples)]))
+
+
 def fit(law: str, samples: Samples) -> Fit | None:
     """None with fewer than two numbers of workers."""
     if len(samples) < 2:
@@ -84,8 +89,9 @@ def fit(law: str, samples: Samples) -> Fit | None:
 
 def predict(law: str, samples: Samples, workers: int, off: float = 0.0) -> Prediction | None:
     """What so many workers would bring, if each has a core and the law goes on to hold. `off`: by how much of itself
-    it was wrong before, which widens the interval."""
-    if len(samples) < 2:
+    it was wrong before, which widens the interval. None with fewer than two numbers of workers, and where more of them
+    were slower: neither law goes below 1."""
+    if len(samples) < 2 or is_slower(samples):
         return None
     counts, means, drawn = _drawn(samples)
     growth = workers / min(samples)
@@ -102,7 +108,7 @@ def predict(law: str, samples: Samples, workers: int, off: float = 0.0) -> Predi
 
 
 def check(law: str, samples: Samples) -> Check | None:
-    """None with fewer than three numbers of workers: one is held out, and a law needs two."""
+    """None with fewer than three numbers of workers, as one is held out and a law needs two, or with no forecast."""
     if len(samples) < 3:
         return None
     largest = max(samples)

@@ -29,6 +29,8 @@ from paceline.run.directory import RunDirectory, write_json, write_text
 
 Entry = dict[str, Any]
 FAILED, STOPPED = 1, 99
+QUEUED = ("waiting", "running")
+"""States of a run whose job is not over."""
 POLL_SECONDS = 0.2
 LINE_SECONDS = 30.0  # between two lines of progress in a log
 PATIENCE_SECONDS = 600.0  # for the iteration that is under way when a signal comes
@@ -53,7 +55,8 @@ class Ledger(ABC, Generic[_Run]):
 
     @abstractmethod
     def read(self, cell: _Run, before: Entry | None) -> Entry:
-        """What there is of a run: `name`, `state` (done, failed, interrupted or missing), `reason`, and its figures."""
+        """What there is of a run: `name`, `state` (done, failed, interrupted or missing; of a job that is not over
+        waiting or running), `reason`, and its figures."""
 
     @abstractmethod
     def make(self, cell: _Run, entry: Entry, screen: Screen, interrupts: Interrupts) -> tuple[int, str | None]:
@@ -82,6 +85,11 @@ class Ledger(ABC, Generic[_Run]):
         write_json(self.folder / f"{self.kind}.json", result)
         write_text(self.folder / f"{self.kind}.md", self.page(result))
         return result
+
+    @property
+    def where_failed(self) -> str:
+        """Where to look for more."""
+        return f"see {self.folder / 'logs'}"
 
     def finish(self, result: dict[str, Any]) -> None:
         """After the last run: what is written besides."""
@@ -133,6 +141,8 @@ def _drive(ledger: Ledger[_Run], retry: bool) -> int:
                 screen.end(f"failed before, left alone without --retry: {entry['reason']}")
             elif entry["state"] == "done":
                 screen.end(f"there already: {ledger.line(entry)}")
+            elif entry["state"] in QUEUED:
+                screen.end(entry["reason"])
             else:
                 code, problem = ledger.make(cell, entry, screen, interrupts)
                 entry = ledger.read(cell, {"state": "failed", "reason": problem} if problem else None)
@@ -141,16 +151,25 @@ def _drive(ledger: Ledger[_Run], retry: bool) -> int:
                 if code == STOPPED or interrupts.received:
                     screen.end(f"stopped: {interrupts.received or 'by itself'}")
                     return _stopped(ledger)
-                screen.end(f"failed: {problem}" if problem else ledger.line(entry))
+                if problem:
+                    screen.end(f"failed: {problem}")
+                else:
+                    screen.end(entry["reason"] if entry["state"] in QUEUED else ledger.line(entry))
             if interrupts.received:
                 return _stopped(ledger)
     result = ledger.write()
-    print(f"\n{ledger.tables(result)}")
+    states = [ledger.entries[cell.name]["state"] for cell in ledger.cells]
+    queued = sum(state in QUEUED for state in states)
+    if not queued:
+        print(f"\n{ledger.tables(result)}")
     ledger.finish(result)
-    print(f"table      {ledger.folder / f'{ledger.kind}.md'}")
-    failed = [cell.name for cell in ledger.cells if ledger.entries[cell.name]["state"] == "failed"]
+    print(f"table      {ledger.folder / f'{ledger.kind}.md'}" + (", as far as it goes" if queued else ""))
+    failed = [cell.name for cell, state in zip(ledger.cells, states, strict=True) if state == "failed"]
     if failed:
-        print(f"failed     {', '.join(failed)}: see {ledger.folder / 'logs'}; --retry tries them again")
+        print(f"failed     {', '.join(failed)}: {ledger.where_failed}; --retry tries them again")
+    if queued:
+        print(f"queued     {queued} of {len(states)}; when they have ended: {ledger.command}")
+        return STOPPED
     return FAILED if failed else 0
 
 
@@ -283,7 +302,7 @@ def _describe(ledger: Ledger[_Run], retry: bool) -> None:
     todo = 0
     for cell in ledger.cells:
         state = ledger.entries[cell.name]["state"]
-        skipped = state == "done" or (state == "failed" and not retry)
+        skipped = state in ("done", *QUEUED) or (state == "failed" and not retry)
         todo += not skipped
         print(f"# {cell.name}: {state}" + (", left alone" if skipped else ""))
         for words in () if skipped else ledger.commands_of(cell):

@@ -174,8 +174,12 @@ def machines(found: Iterable[dict[str, Any]]) -> list[str]:
         versions = ", ".join(f"{name} {version}" for name, version in one["versions"].items() if version)
         device = "" if one["device"] == "cpu" else f"{one['device']}, "
         commit = f", commit {one['commit']}" if one["commit"] else ""
-        days.setdefault(f"{device}{one['cpu']}, {one['cores']} cores; {versions}{commit}", set()).add(one["date"])
+        days.setdefault(f"{device}{hardware(one)}; {versions}{commit}", set()).add(one["date"])
     return [f"{' to '.join(sorted({min(dates), max(dates)}))}: {text}." for text, dates in days.items()]
+
+
+def hardware(one: dict[str, Any]) -> str:
+    return f"{one['cpu']}, {one['cores']} {'core' if one['cores'] == 1 else 'cores'}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

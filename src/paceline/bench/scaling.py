@@ -1,6 +1,7 @@
 """`paceline bench scaling`: workers x nodes x engines x algorithms x environments x seeds, and what more workers bring.
 
-Each run is an ordinary `paceline train`; with `nodes` under a `paceline launch` of its own, on so many hosts.
+Each run is an ordinary `paceline train`; with `nodes` under a `paceline launch` of its own, on so many hosts, or with a
+scheduler a job of its own.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import ValidationError, model_validator
 
 from paceline.bench import scaling_results
 from paceline.bench.cell import PlannedRun, choice, read_yaml, sets_for
-from paceline.bench.make import STOPPED, Entry, Interrupts, Ledger, Screen, drive, reason, run_words
+from paceline.bench.make import QUEUED, STOPPED, Entry, Interrupts, Ledger, Screen, drive, reason, run_words
 from paceline.config import SECTIONS, Positive, Seconds, Section, UserError
 from paceline.launch.node import LAUNCHED
 from paceline.resolve import read_file
+
+if TYPE_CHECKING:
+    from paceline.bench.jobs import Queue, Request
 
 ENGINES = ("auto", "local", "ray", "rllib")
 SYNCHRONOUS = ("ppo", "a2c")
@@ -64,7 +68,8 @@ class Matrix(Section):
     workers: list[Positive] = [1, 2]
     """Of all nodes together."""
     nodes: list[Positive] = []
-    """Hosts of the allocation, or of --hosts, that a run may use. None: it runs where the command does."""
+    """Hosts of the allocation, of --hosts or of its job that a run may use. None: it runs where the command does, a job
+    on one host."""
     seeds: Positive = 3
     """Runs of each: seeds 0 to N-1."""
     scaling: list[Literal["strong", "weak"]] = ["strong"]
@@ -101,6 +106,7 @@ class Point(PlannedRun):
     limits: tuple[tuple[str, Any], ...]
     start_file: str | None
     launch: tuple[str, ...]
+    request: Request | None = field(default=None, compare=False)
 
     movable: ClassVar[tuple[str, ...]] = ("eval", "checkpoint", "out", "name")
 
@@ -129,6 +135,8 @@ class Point(PlannedRun):
     @property
     def words(self) -> list[str]:
         """Of the whole command, without `paceline`."""
+        if self.request is not None:
+            return self.request.submit_words(self.name, self.nodes or 1, self.train_words)
         if not self.launch:
             return self.train_words
         log = ["--log", str(self.out / "launch" / self.name)]
@@ -136,7 +144,13 @@ class Point(PlannedRun):
 
 
 def plan_scaling(
-    matrix: Matrix, *, out: Path, sets: Sequence[str] = (), hosts: str | None = None, rehearse: bool = False
+    matrix: Matrix,
+    *,
+    out: Path,
+    sets: Sequence[str] = (),
+    hosts: str | None = None,
+    rehearse: bool = False,
+    request: Request | None = None,
 ) -> list[Point]:
     """The runs in the order they are made: all of a seed before the next, so that a table is whole early. Every setting
     is checked here, before the first run."""
@@ -148,6 +162,8 @@ def plan_scaling(
         raise UserError("a scaling study needs a budget: --iterations, --total-steps, --max-time or --stop-return")
     if (hosts or rehearse) and not matrix.nodes:
         raise UserError(f"--{'hosts' if hosts else 'rehearse'} is for --nodes: how many of them each run takes")
+    if (hosts or rehearse) and request is not None:
+        raise UserError(f"--{'hosts' if hosts else 'rehearse'}: the jobs of --on have their hosts from the scheduler")
     if matrix.nodes and LAUNCHED in os.environ:
         raise UserError("--nodes: this is inside `paceline launch`, start the study outside of it")
     for item in sets:
@@ -168,7 +184,8 @@ def plan_scaling(
             scaling=scaling,
             limits=tuple(_limits(matrix.budget, workers, scaling).items()),
             start_file=matrix.config,
-            launch=_launch(nodes, hosts, rehearse),
+            launch=() if request is not None else _launch(nodes, hosts, rehearse),
+            request=request,
         )
         for seed in range(matrix.seeds)
         for env in dict.fromkeys(envs)
@@ -204,14 +221,21 @@ def run_scaling(
     sets: Sequence[str] = (),
     hosts: str | None = None,
     rehearse: bool = False,
+    request: Request | None = None,
     retry: bool = False,
     dry_run: bool = False,
 ) -> int:
-    """Make what is missing, write `scaling.json`, `.md` and `.csv`, and return the exit status."""
+    """Make what is missing, or with `request` submit it and read what has ended. Write `scaling.json`, `.md` and
+    `.csv`, and return the exit status."""
     folder = Path(out or f"runs/{title}").expanduser()
-    points = plan_scaling(matrix, out=folder, sets=sets, hosts=hosts, rehearse=rehearse)
+    points = plan_scaling(matrix, out=folder, sets=sets, hosts=hosts, rehearse=rehearse, request=request)
     threshold = matrix.stop_return if matrix.threshold is None else matrix.threshold
-    ledger = ScalingLedger(folder, title, matrix.about, points, words, threshold)
+    queue = None
+    if request is not None:
+        from paceline.bench.jobs import Queue
+
+        queue = Queue(request, points)
+    ledger = ScalingLedger(folder, title, matrix.about, points, words, threshold, queue)
     return drive(ledger, retry=retry, dry_run=dry_run)
 
 
@@ -250,8 +274,9 @@ class ScalingLedger(Ledger[Point]):
         cells: Sequence[Point],
         words: Sequence[str],
         threshold: float | None,
+        queue: Queue | None = None,
     ) -> None:
-        self.threshold = threshold
+        self.threshold, self.queue = threshold, queue
         super().__init__(folder, title, about, cells, words)
         for cell in cells:
             self._check_alike(cell)
@@ -267,15 +292,30 @@ class ScalingLedger(Ledger[Point]):
                 )
 
     def read(self, cell: Point, before: Entry | None) -> Entry:
-        return scaling_results.read(cell, before, self.threshold)
+        entry = scaling_results.read(cell, before, self.threshold)
+        if self.queue is not None:
+            return self.queue.judge(cell, entry, before)
+        if before is not None and before["state"] in QUEUED and entry["state"] != "done":
+            raise UserError(
+                f"the run {cell.name} is in a queue ({before['reason']}): give --on as before, or `paceline cancel "
+                f"{before['job']}` first"
+            )
+        return entry
 
     def make(self, cell: Point, entry: Entry, screen: Screen, interrupts: Interrupts) -> tuple[int, str | None]:
+        if self.queue is not None:
+            self.queue.submit(cell, cell.nodes or 1)
+            return 0, None
         code, said = run_words(cell.words, cell.out / "logs" / f"{cell.name}.log", screen, interrupts)
         if code == STOPPED or interrupts.received:
             return STOPPED, None
         if code:
             return code, reason(code, said)
         return 0, None if self.read(cell, None)["state"] == "done" else "it ended well and left no figures"
+
+    @property
+    def where_failed(self) -> str:
+        return super().where_failed if self.queue is None else "see `paceline logs JOB`"
 
     def commands_of(self, cell: Point) -> list[list[str]]:
         return [cell.words]
@@ -293,6 +333,8 @@ class ScalingLedger(Ledger[Point]):
         return scaling_results.tables(result)
 
     def write(self) -> dict[str, Any]:
+        if self.queue is not None:
+            self.queue.keep_timelines(self.cells)
         result = super().write()
         scaling_results.write_csv(self.folder / "scaling.csv", result)
         return result

@@ -17,6 +17,7 @@ from paceline import rllib_keys
 from paceline.bench import laws, scaling_tables
 from paceline.bench.comparison import Estimate, estimate
 from paceline.bench.files import FAILED, FINISHED, INTERRUPTED, RUNNING
+from paceline.bench.make import QUEUED
 from paceline.bench.results import machine
 from paceline.bench.study import RunData, load_run, solved_at
 from paceline.run.console import duration
@@ -28,13 +29,15 @@ if TYPE_CHECKING:
 
 Entry = dict[str, Any]
 SERIES = ("env", "algo", "engine", "scaling")
+EPISODES = 100
+"""That a mean is taken over."""
 LAW = {"strong": "amdahl", "weak": "gustafson"}
 _REFUSED = {key.partition("=")[0] for key in rllib_keys.REFUSED}
 STATES = {FINISHED: "done", FAILED: "failed", RUNNING: "interrupted", INTERRUPTED: "interrupted"}
 
 
 def read(cell: Point, before: Entry | None, threshold: float | None = None) -> Entry:
-    """What there is of a run. `state`: done, failed, interrupted or missing."""
+    """What its directory holds of a run. `state`: done, failed, interrupted or missing."""
     entry: Entry = {
         "name": cell.name,
         "env": cell.env,
@@ -147,10 +150,10 @@ def _of(entries: Iterable[Entry], kind: Sequence[Any]) -> list[Entry]:
 
 def _seconds_to(run: RunData, threshold: float) -> float | None:
     """Training seconds until the return was reached. A run that was to stop there did so when an evaluation agreed; of
-    the others it is the first row at or above it."""
+    the others it is the first row at or above it, once there is a mean of 100 episodes: one of a few is luck."""
     if (run.config.get("stop") or {}).get("return_mean") == threshold:
         return run.train_seconds if run.reason.startswith("return ") else None
-    above = np.flatnonzero(run.column("return_mean") >= threshold)
+    above = np.flatnonzero((run.column("return_mean") >= threshold) & ~(run.column("episodes") < EPISODES))
     return float(run.column("train_seconds")[above[0]]) if above.size else None
 
 
@@ -199,6 +202,7 @@ def _point(cell: list[Entry], done: list[Entry], base: list[Entry]) -> dict[str,
         "runs": len(cell),
         "done": len(done),
         "failed": sum(entry["state"] == "failed" for entry in cell),
+        "queued": sum(entry["state"] in QUEUED for entry in cell),
         "train_seconds": _tree(_over(done, "train_seconds")),
         "wall_seconds": _tree(_over(done, "wall_seconds")),
         "env_steps": _tree(_over(done, "env_steps")),
@@ -283,7 +287,8 @@ def tables(result: dict[str, Any]) -> str:
 
 
 COLUMNS = (
-    *("env", "algo", "engine", "scaling", "nodes", "workers", "seed", "state", "reason", "env_steps", "iterations"),
+    *("env", "algo", "engine", "scaling", "nodes", "workers", "seed", "state", "reason", "job"),
+    *("env_steps", "iterations"),
     *("train_seconds", "wall_seconds", "steps_per_second", "steady_steps_per_second", "return_mean", "threshold"),
     *("seconds_to_return", "resumed", "verdict"),
 )

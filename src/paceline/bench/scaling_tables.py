@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.bench.results import machines, table
+from paceline.bench.make import QUEUED
+from paceline.bench.results import hardware, machines, table
 
 Tree = dict[str, Any]
 PARTS = ("env", "act", "learn", "sync", "idle", "eval", "save")
@@ -20,7 +21,7 @@ def tables(result: Tree) -> str:
     parts += machines(entry["machine"] for entry in done)
     series = result["series"]
     parts.append(_measured(series))
-    parts.append(_note(series))
+    parts.append(_note(series, entries))
     parts.append(_split(series))
     if result["engines"]:
         parts.append(_engines(result["engines"]))
@@ -74,13 +75,22 @@ def _reach(limits: set[float]) -> str:
     return f"time to return {next(iter(limits)):g}, s" if len(limits) == 1 else "time to the solved return, s"
 
 
-def _note(series: Sequence[Tree]) -> str:
+def _note(series: Sequence[Tree], entries: Sequence[Tree]) -> str:
     text = (
         "Means over runs (seeds), in brackets the 95 % bootstrap interval. Training time and steps/s leave the start "
         "out. Speed-up: steps/s over those with the fewest workers; efficiency: that over how many times the workers."
     )
     if any(one["scaling"] == "weak" for one in series):
         text += " Weak: each worker has as much work as the one has, so that the time should stay the same."
+    stops = [
+        entry["settings"] for entry in entries if (entry.get("settings") or {}).get("stop.return_mean") is not None
+    ]
+    if stops:  # else a run would seem to end below what it has reached
+        window, confirm = (stops[0][f"stop.{name}"] for name in ("return_window", "confirm_episodes"))
+        text += (
+            " The return at the end is of the last 100 episodes; a run that was to stop at one did so when the last "
+        )
+        text += f"{window} had reached it, and {confirm} of an evaluation."
     return text
 
 
@@ -128,16 +138,26 @@ def _verdicts(series: Sequence[Tree]) -> str:
 def _laws(series: Sequence[Tree]) -> str:
     lines = []
     for one in series:
+        name = title(one, series)
+        measured = [point for point in one["points"] if point["done"]]
+        if one["fits"] and one["prediction"] is None:
+            slower = f"{size(measured[-1])} workers are slower than {size(measured[0])}"
+            lines.append(f"- {name}: {slower}; neither law allows for that, and nothing is foreseen.")
+            continue
         for fit in one["fits"]:
             serial = shown(fit["serial"], 1, " %", factor=100)
             off = f"fitted speed-ups are {100 * fit['error']:.0f} % off"
-            lines.append(f"- {title(one, series)}: {LAWS[fit['law']]}: {serial} of the time is serial; {off}.")
+            lines.append(f"- {name}: {LAWS[fit['law']]}: {serial} of the time is serial; {off}.")
         if one["check"]:
-            lines.append(f"- {title(one, series)}: {_check(one['check'])}")
+            lines.append(f"- {name}: {_check(one['check'])}")
+        elif len({point["workers"] for point in measured}) > 2:
+            lines.append(
+                f"- {name}: with the largest number held out, the others show no gain, and nothing is foreseen."
+            )
         elif one["fits"]:
-            lines.append(f"- {title(one, series)}: no measurement is held out: that takes three numbers of workers.")
+            lines.append(f"- {name}: no measurement is held out: that takes three numbers of workers.")
         if one["prediction"]:
-            lines.append(f"- {title(one, series)}: {_prediction(one)}")
+            lines.append(f"- {name}: {_prediction(one)}")
     return "\n".join(lines)
 
 
@@ -167,15 +187,22 @@ def _prediction(series: Tree) -> str:
 
 def _missing(entries: Sequence[Tree]) -> list[str]:
     lines = [f"- `{entry['name']}` failed: {entry['reason']}" for entry in entries if entry["state"] == "failed"]
+    lines += [f"- `{entry['name']}`: {entry['reason']}" for entry in entries if entry["state"] in QUEUED]
     for state in ("interrupted", "missing"):
         names = [f"`{entry['name']}`" for entry in entries if entry["state"] == state]
         lines += [f"- {state}: {', '.join(names)}"] if names else []
     lines += [f"- `{entry['name']}`: {text}" for entry in entries for text in entry.get("problems") or []]
+    kinds = sorted({hardware(entry["machine"]) for entry in entries if entry["state"] == "done"})
+    if len(kinds) > 1:
+        lines.append(
+            f"- the runs were made on different machines ({'; '.join(kinds)}), and part of what is compared may be "
+            "theirs: jobs get hosts of one kind by `--constraint` or `--queue`"
+        )
     return ["Not in these figures, or to be known:\n\n" + "\n".join(lines)] if lines else []
 
 
 def _runs(point: Tree) -> str:
-    missing = point["runs"] - point["done"] - point["failed"]
-    others = [f"{point['failed']} failed"] if point["failed"] else []
+    missing = point["runs"] - point["done"] - point["failed"] - point["queued"]
+    others = [f"{point[state]} {state}" for state in ("failed", "queued") if point[state]]
     others += [f"{missing} missing"] if missing else []
     return f"{point['done']} of {point['runs']}" + (f" ({', '.join(others)})" if others else "")

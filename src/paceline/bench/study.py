@@ -374,10 +374,12 @@ def _never_begun(path: Path, entry: Tree) -> RunData:
         "engine": {"name": entry.get("engine"), "workers": entry.get("workers")},
         "seed": entry.get("seed"),
     }
-    state, reason = (FAILED, one_line(entry.get("reason"))) if failed else (MISSING, "not made yet")
+    state, reason = FAILED if failed else MISSING, one_line(entry.get("reason"))  # of a job in the queue: its state
     problems: list[str] = []
     config = _sound_config(config, problems)
-    return RunData(path=path, name=path.name, state=state, reason=reason, config=config, problems=problems)
+    return RunData(
+        path=path, name=path.name, state=state, reason=reason or "not made yet", config=config, problems=problems
+    )
 
 
 def _section(tree: Mapping[str, Any], name: str) -> Tree:

@@ -68,6 +68,27 @@ def refresh(records: Iterable[Record]) -> list[tuple[Record, JobStatus]]:
     return made
 
 
+class Listing:
+    """Tells jobs that a scheduler knows no more from those it only gave no answer about."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, dict[str, JobStatus] | None] = {}
+
+    def is_gone(self, each: Record, status: JobStatus) -> bool:
+        """Unknown for good: asked for all jobs, the scheduler answers, and this one is not among them."""
+        from paceline.launch.cluster_jobs import queue_of
+
+        if status.state != "unknown":
+            return False
+        if each.scheduler not in self._asked:
+            queue = queue_of(each.scheduler)
+            self._asked[each.scheduler] = (
+                None if (text := _answer(queue.status_argv([]))) is None else queue.states(text)
+            )
+        listed = self._asked[each.scheduler]
+        return listed is not None and each.every_id[-1] not in listed
+
+
 def settle(record: Record, status: JobStatus | None, code: int | None) -> JobStatus:
     """The scheduler's word, and where it has none, or no exit code, what the job itself wrote down."""
     from paceline.launch.scheduler import JobStatus
@@ -106,6 +127,15 @@ def _said(argv: Sequence[str]) -> str:
         print(f"paceline: {argv[0]} gave no answer ({error}); states may be old", file=sys.stderr)
         return ""
     return done.stdout.decode(errors="replace")
+
+
+def _answer(argv: Sequence[str]) -> str | None:
+    """None where the command failed."""
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=ASK_SECONDS, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
 
 
 def describe(status: JobStatus) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.launch.profile import Profile
     from paceline.launch.record import Record
     from paceline.launch.scheduler import Scheduler
+    from paceline.launch.script import Place
 
 SECONDS = 120.0
 """The longest that a command of a scheduler may take."""
@@ -30,21 +31,26 @@ def add_submit(verbs: Any) -> None:
         description="Write a job script for COMMAND, submit it and say what to type next. COMMAND runs once, on the "
         "first host, with Ray on all of them. What is not given comes from the profile, or is the scheduler's default.",
     )
-    submit.add_argument(
-        "--on", metavar="SCHEDULER", help="slurm, oar, pbs, cobalt or cluster:NAME; default: the profile's"
-    )
-    submit.add_argument("--profile", metavar="SITE", help="a YAML file, or the name of one in ~/.config/paceline/sites")
-    for name, text in JOB_OPTIONS.items():
-        names = [f"--{name.replace('_', '-')}", *_ALSO.get(name, [])]
-        if name in _LISTS:
-            submit.add_argument(*names, dest=f"job:{name}", action="append", metavar="X", help=f"{text}; repeatable")
-        else:
-            submit.add_argument(*names, dest=f"job:{name}", default=None, metavar="X", help=text)
+    add_job_options(submit, also=" or cluster:NAME")
     submit.add_argument("--seeds", metavar="A,B|A-B", help="a job for each seed: --seed S is added to COMMAND")
     submit.add_argument("--interactive", action="store_true", help="open a shell on the first host instead")
     submit.add_argument("--dry-run", action="store_true", help="print the script, submit nothing")
     submit.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     submit.set_defaults(run=_run)
+
+
+def add_job_options(parser: Any, leave_out: Sequence[str] = (), also: str = "") -> None:
+    """Where to submit, and what to ask for."""
+    parser.add_argument("--on", metavar="SCHEDULER", help=f"slurm, oar, pbs, cobalt{also}; default: the profile's")
+    parser.add_argument("--profile", metavar="SITE", help="a YAML file, or the name of one in ~/.config/paceline/sites")
+    for name, text in JOB_OPTIONS.items():
+        names = [f"--{name.replace('_', '-')}", *_ALSO.get(name, [])]
+        if name in leave_out:
+            continue
+        if name in _LISTS:
+            parser.add_argument(*names, dest=f"job:{name}", action="append", metavar="X", help=f"{text}; repeatable")
+        else:
+            parser.add_argument(*names, dest=f"job:{name}", default=None, metavar="X", help=text)
 
 
 # Written down here, so that --help needs no pydantic; a test compares them with the fields of Job.
@@ -75,23 +81,16 @@ JOB_OPTIONS = {
 def _run(options: argparse.Namespace) -> int:
     from paceline.config import UserError
     from paceline.launch import record
-    from paceline.launch.command import parse_seeds, resumable, run_directory, with_seed
-    from paceline.launch.job import Job
-    from paceline.launch.profile import checked, read_profile
-    from paceline.launch.script import SCRIPT, Place, render
+    from paceline.launch.command import parse_seeds, resumable, with_seed
+    from paceline.launch.profile import read_profile
+    from paceline.launch.script import Place, render
 
-    profile = read_profile(options.profile)
-    on = options.on or profile.scheduler
+    on = options.on or read_profile(options.profile).scheduler
     if on is not None and on.startswith("cluster:"):
         from paceline.launch.cluster_submit import submit_on_cluster
 
         return submit_on_cluster(on, options)
-    scheduler = _scheduler(on)
-    given = {name.removeprefix("job:"): value for name, value in vars(options).items() if name.startswith("job:")}
-    given = {name: value for name, value in given.items() if value is not None}
-    if (wall := given.get("walltime", "")).isdecimal():
-        raise UserError(f"--walltime {wall}: minutes to SLURM, seconds to PBS; say {wall}m or {wall}s")
-    job = checked(Job, {**profile.defaults, **given}, "--")
+    scheduler, profile, job = asked(options)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if options.interactive:
         return _interactive(scheduler, job, profile, options, command)
@@ -104,38 +103,65 @@ def _run(options: argparse.Namespace) -> int:
         place = Place(record.new_folder(name), Path.cwd())
         words = resumable(with_seed(command, seed), place.folder.name, seed)
         places.append((place, job.model_copy(update={"name": name}), words))
-    if options.dry_run:
-        for place, each, words in places:
-            sys.stdout.write(render(scheduler, each, profile, place, words))
-        return 0
     for place, each, words in places:
-        text = render(scheduler, each, profile, place, words)
-        record.make(place.folder)
-        script = place.folder / SCRIPT
-        script.write_text(text, encoding="utf-8")
-        script.chmod(0o700)  # OAR starts it as a program
-        try:
-            number = scheduler.job_id(call(scheduler.submit_argv(script)))
-        except BaseException:
-            script.unlink(missing_ok=True)  # nothing is in the queue: leave nothing behind
-            place.folder.rmdir()
-            raise
-        made = record.Record(
-            key=place.folder.name,
-            scheduler=scheduler.name,
-            name=each.name,
-            ids=(number,),
-            command=tuple(words),
-            cwd=str(place.cwd),
-            nodes=each.hosts,
-            walltime=each.walltime,
-            submitted=time.time(),
-            run=run_directory(words, place.cwd),
-            folder=place.folder,
-        )
-        record.save(made)
-        _say(made)
+        if options.dry_run:
+            sys.stdout.write(render(scheduler, each, profile, place, words))
+        else:
+            _say(enqueue(scheduler, profile, each, place, words))
     return 0
+
+
+def given_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Those of a job that were given, by name."""
+    given = {name.removeprefix("job:"): value for name, value in vars(options).items() if name.startswith("job:")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def asked(options: argparse.Namespace) -> tuple[Scheduler, Profile, Job]:
+    """What the options of `add_job_options` ask for."""
+    from paceline.config import UserError
+    from paceline.launch.job import Job
+    from paceline.launch.profile import checked, read_profile
+
+    profile = read_profile(options.profile)
+    scheduler, given = _scheduler(options.on or profile.scheduler), given_options(options)
+    if (wall := given.get("walltime", "")).isdecimal():
+        raise UserError(f"--walltime {wall}: minutes to SLURM, seconds to PBS; say {wall}m or {wall}s")
+    return scheduler, profile, checked(Job, {**profile.defaults, **given}, "--")
+
+
+def enqueue(scheduler: Scheduler, profile: Profile, job: Job, place: Place, words: Sequence[str]) -> Record:
+    """A job in the queue, and the record of it."""
+    from paceline.launch import record
+    from paceline.launch.command import run_directory
+    from paceline.launch.script import SCRIPT, render
+
+    text = render(scheduler, job, profile, place, words)
+    record.make(place.folder)
+    script = place.folder / SCRIPT
+    script.write_text(text, encoding="utf-8")
+    script.chmod(0o700)  # OAR starts it as a program
+    try:
+        number = scheduler.job_id(call(scheduler.submit_argv(script)))
+    except BaseException:
+        script.unlink(missing_ok=True)  # nothing is in the queue: leave nothing behind
+        place.folder.rmdir()
+        raise
+    made = record.Record(
+        key=place.folder.name,
+        scheduler=scheduler.name,
+        name=job.name,
+        ids=(number,),
+        command=tuple(words),
+        cwd=str(place.cwd),
+        nodes=job.hosts,
+        walltime=job.walltime,
+        submitted=time.time(),
+        run=run_directory(words, place.cwd),
+        folder=place.folder,
+    )
+    record.save(made)
+    return made
 
 
 def _say(made: Record) -> None:

@@ -256,8 +256,12 @@ def scaling(tasks: Sequence[Task]) -> Section | None:
 def law_of(family: Family) -> str:
     """What a law makes of the points, what it foresees, and how well it did so before."""
     fit, ahead, check = family.fit, family.prediction, family.check
-    if fit is None or ahead is None:
+    if fit is None:
         return ""
+    if ahead is None:
+        return (
+            f"{family.label}: the most workers are slower than the fewest; no law allows for that, nothing is foreseen."
+        )
     sure = interval(fit.serial.low, fit.serial.high, percent)
     text = f"{family.label}: by {fit.law.title()}'s law {percent(fit.serial.value)}" + (f" ({sure})" if sure else "")
     text += " of the time is not shortened by more workers; "
