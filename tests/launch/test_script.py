@@ -127,7 +127,13 @@ def test_exit_code_and_files(tmp_path: Path) -> None:
     assert abs(deadline - time.time() - 600) < 60 and job.called == ""
 
 
-SAVES = 'trap "echo saved; exit 99" USR1; trap "echo ended; exit 99" TERM; echo ready; while :; do sleep 0.1; done'
+# Ready a little late: `timeout` above it, if its fork has not returned yet, ends itself at a signal.
+SAVES = """
+trap "echo saved; exit 99" USR1
+trap "echo ended; exit 99" TERM
+sleep 0.3
+echo ready
+while :; do sleep 0.1; done"""
 
 
 @pytest.mark.parametrize(
