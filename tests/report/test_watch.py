@@ -31,7 +31,7 @@ def live(path: Path, make_run: MakeRun) -> LiveRun:
     make_run(path, state="running", rows=0)
     status = json.loads((path / "status.json").read_text())
     (path / "status.json").write_text(json.dumps({**status, "updated_at": "2999-01-01T00:00:00+00:00"}))
-    return LiveRun(path, path.name)
+    return LiveRun(path, path.name, wanted=True)
 
 
 def test_only_what_was_added_is_read(tmp_path: Path, make_run: MakeRun) -> None:

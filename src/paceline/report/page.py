@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline.bench import files
 from paceline.bench.files import FINISHED, Tree
-from paceline.bench.groups import Group, group
+from paceline.bench.groups import Group, group, relabel
 from paceline.bench.study import STUDIES, RunData, load_runs
 from paceline.config import UserError
 from paceline.report import assets, markdown, origins, sections
@@ -79,9 +79,8 @@ def build(
     paths: Sequence[Path], runs: list[RunData], *, title: str | None = None, timelines: Sequence[Path] = ()
 ) -> Page:
     groups = group(runs)
-    slots = {one.label: number_ for number_, one in enumerate(groups)}
     names = list(dict.fromkeys(run.task for run in runs))
-    tasks = [Task(name, _of_task(groups, name), slots, index) for index, name in enumerate(names)]
+    tasks = [Task(name, _of_task(groups, name), index) for index, name in enumerate(names)]
     found = find_timelines(paths, runs, timelines)
     parts = [
         sections.results(tasks),
@@ -244,4 +243,4 @@ def charts_of(section: Section) -> list[Chart]:
 
 def _of_task(groups: Sequence[Group], task: str) -> list[Group]:
     held = [(one, [run for run in one.runs if run.task == task]) for one in groups]
-    return [Group(one.label, one.key, runs) for one, runs in held if runs]
+    return relabel([Group(one.label, one.key, runs) for one, runs in held if runs])

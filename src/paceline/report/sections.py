@@ -39,8 +39,9 @@ SHORT = 1.1
 class Task:
     """The groups of one task, with what is computed from them once."""
 
-    def __init__(self, name: str, groups: list[Group], slots: Mapping[str, int], number_: int) -> None:
-        self.name, self.groups, self.slots = name, groups, slots
+    def __init__(self, name: str, groups: list[Group], number_: int) -> None:
+        self.name, self.groups = name, groups
+        self.slots = {group.label: slot for slot, group in enumerate(groups)}
         self.id = f"task{number_}"
         shown = [
             Group(group.label, group.key, [run for run in group.runs if charts.has_returns(run)]) for group in groups

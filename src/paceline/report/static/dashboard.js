@@ -5,6 +5,7 @@ const $ = (id) => document.getElementById(id);
 const runs = new Map(), curves = new Map(), slots = new Map();
 const MOST = 12;
 let shown = new Set(), focus = "", source = null, chosen = false, along = "steps";
+let unread = 0;
 let order = { key: "", down: true }, details = null, log = { name: "", next: null }, dirty = true;
 
 const short = (value, digits = 3) => {
@@ -70,9 +71,10 @@ const take = (news) => {
     held[part.kind] = part.from ? held[part.kind].slice(0, part.from).concat(part.points) : part.points;
     curves.set(part.name, held);
   }
+  unread = news.unread;
   if (news.focus && news.focus.name === focus) details = news.focus;
   dirty = true;
-  if (!chosen && runs.size) {
+  if (!chosen && runs.size && !unread) {
     chosen = true;
     const names = newest();
     focus = names[0] || "";
@@ -117,10 +119,11 @@ const table = () => {
     const again = [...$("runs").querySelectorAll("input, button")].find((element) => element.ariaLabel === at);
     if (again) again.focus();
   } else $("runs").replaceChildren(...listed().map(row));
-  $("empty").hidden = runs.size > 0;
+  $("empty").hidden = runs.size + unread > 0;
   const counts = {};
   for (const run of runs.values()) counts[run.state] = (counts[run.state] || 0) + 1;
-  $("counts").textContent = Object.entries(counts).map(([state, count]) => `${count} ${state}`).join(" · ");
+  const said = Object.entries(counts).map(([state, count]) => `${count} ${state}`);
+  $("counts").textContent = [...said, ...(unread ? [`${unread} still to be read`] : [])].join(" · ");
 };
 
 // The speed of single iterations jumps: each value is the mean of nine, fewer at the ends.
