@@ -204,9 +204,9 @@ def test_groups_are_of_one_kind(make_run: MakeRun, tmp_path: Path) -> None:
         make_run(f"two{seed}", config={"seed": seed}, engine="ray", workers=2)
     groups = group(load_runs([tmp_path]))
     assert [(one.label, [run.name for run in one.runs]) for one in groups] == [
-        ("local, 1 worker, ppo.learning_rate=0.002", ["a0", "a1"]),
-        ("local, 1 worker, ppo.learning_rate=0.01", ["fast0", "fast1"]),
-        ("ray, 2 workers, ppo.learning_rate=0.002", ["two0", "two1"]),
+        ("local, 1 worker, learning_rate=0.002", ["a0", "a1"]),
+        ("local, 1 worker, learning_rate=0.01", ["fast0", "fast1"]),
+        ("ray, 2 workers", ["two0", "two1"]),
     ]
     assert [one.label for one in group(load_runs([tmp_path]), ["workers"])] == ["1 worker", "2 workers"]
     assert group(load_runs([tmp_path]), ["ppo.learning_rate"])[1].key == {"ppo.learning_rate": 0.01}

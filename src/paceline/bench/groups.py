@@ -62,10 +62,17 @@ def group(runs: Sequence[RunData], by: Sequence[str] | None = None) -> list[Grou
 
 
 def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:
-    """The settings in which runs differ, with the value of each run in their order; names and places left out."""
+    """The settings in which runs differ, with the value of each run in their order; names and places left out, and
+    those of an algorithm in which all runs of it agree."""
     flat = [{"seed": run.seed, **_settings(run)} for run in runs]
     values = {key: [one.get(key) for one in flat] for key in dict.fromkeys(key for one in flat for key in one)}
-    return {key: each for key, each in values.items() if _differ(each)}
+
+    def told(key: str) -> list[Any]:
+        section = key.partition(".")[0]
+        own = [run.algo == section or section not in SECTIONS for run in runs]
+        return [value for value, mine in zip(values[key], own, strict=True) if mine]
+
+    return {key: each for key, each in values.items() if _differ(told(key))}
 
 
 def _known(run: RunData) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from paceline.bench.files import RUNNING, is_number, one_line, state
+from paceline.bench.files import RUNNING, is_number, one_line, open_plain, state
 from paceline.bench.study import find_runs
 from paceline.config import UserError
 from paceline.run.directory import plain
@@ -77,7 +77,7 @@ class Growing:
         without its end waits."""
         self.behind = False
         try:
-            with self.path.open("rb") as file:
+            with open_plain(self.path) as file:
                 about = os.fstat(file.fileno())
                 again = self.offset > 0 and not self._is_same(file, about)
                 if again:
@@ -102,7 +102,7 @@ class Growing:
     def last(self, count: int) -> list[Row]:
         """The last whole rows, from the end of the file."""
         try:
-            with self.path.open("rb") as file:
+            with open_plain(self.path) as file:
                 size = file.seek(0, os.SEEK_END)
                 for held in (TAIL, CHUNK):  # a row that lists hundreds of workers is long
                     file.seek(max(0, size - held))
@@ -407,7 +407,8 @@ def _row(line: bytes) -> Row | None:
 
 def _read_json(path: Path) -> Row:
     try:
-        value = json.loads(path.read_bytes())
+        with open_plain(path) as file:
+            value = json.load(file)
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -415,7 +416,8 @@ def _read_json(path: Path) -> Row:
 
 def _read_yaml(path: Path) -> Row:
     try:
-        value = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        with open_plain(path) as file:
+            value = yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         return {}
     return value if isinstance(value, dict) else {}

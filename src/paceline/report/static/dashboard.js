@@ -88,11 +88,7 @@ const row = (run) => {
   const name = make("button", { type: "button", textContent: run.name, ariaLabel: `details of ${run.name}` });
   name.onclick = () => { focus = run.name; details = null; log = { name: "", next: null }; show(shown.has(run.name) ? [...shown] : [...shown, run.name]); };
   const cell = make("td", { className: "name" });
-  if (shown.has(run.name)) {
-    const swatch = make("span", { className: "swatch" });
-    swatch.style.background = Charts.colour(slot(run.name));
-    cell.append(swatch);
-  }
+  if (shown.has(run.name)) cell.append(Charts.sample(slot(run.name)));
   cell.append(name, make("small", { textContent: `${run.algo} · ${run.env} · ${run.engine}${run.workers > 1 ? ` × ${run.workers}` : ""} · seed ${run.seed ?? 0}` }));
   const steps = make("td", { className: "number" }, short(run.env_steps));
   if (run.progress !== null && run.state === "running") steps.append(make("progress", { value: run.progress, ariaLabel: "progress" }));

@@ -5,9 +5,7 @@ const nonce = document.currentScript.nonce;
 const charts = JSON.parse(document.getElementById("charts").textContent);
 const options = {};
 
-const swatches = () => {
-  for (const swatch of document.querySelectorAll("[data-slot]")) swatch.style.background = Charts.colour(Number(swatch.dataset.slot));
-};
+for (const swatch of document.querySelectorAll("[data-slot]")) swatch.replaceWith(Charts.sample(Number(swatch.dataset.slot)));
 
 const unpack = async () => {
   const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (letter) => letter.charCodeAt(0));
@@ -68,6 +66,4 @@ for (const button of document.querySelectorAll("[data-copy]")) {
     }
   });
 }
-swatches();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", swatches);
 start();
