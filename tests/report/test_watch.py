@@ -79,6 +79,53 @@ def test_a_curve_stays_small() -> None:
     assert len(gaps) == 1
 
 
+def test_the_first_look_reads_the_ends_of_files(tmp_path: Path, make_run: MakeRun) -> None:
+    run = LiveRun(make_run(tmp_path / "run"), "run")
+    run.look(1.0)
+    assert (run.row()["env_steps"], run.row()["env"], run.row()["seed"]) == (20_000, "CartPole-v1", 0)
+    assert run.curve.points == [] and run.config == {}  # of a run that is over the summary says it
+    run.wanted = True
+    assert run.behind
+    run.look(1.1)  # at once, however settled it is
+    assert len(steps(run)) == 20 and not run.behind
+    run.drop_curves()
+    assert run.curve.points == [] and run.behind
+
+
+def test_a_large_file_is_read_bit_by_bit(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = live(tmp_path / "run", make_run)
+    add(run.path / "metrics.jsonl", *range(1, 31))
+    monkeypatch.setattr(watch, "CHUNK", 600)
+    looks = 0
+    while run.behind:
+        looks += 1
+        run.look(float(looks))
+        assert run.row()["env_steps"] == 30  # the last row is known from the first look on
+    assert looks > 1 and steps(run) == list(range(1, 31))
+
+
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path, make_run: MakeRun) -> None:
+    run = live(tmp_path / "run", make_run)
+    (run.path / "metrics.jsonl").unlink()
+    os.mkfifo(run.path / "metrics.jsonl")
+    run.look(1.0)
+    assert run.curve.points == []
+
+
+def test_a_poll_tells_of_some_runs_before_all_are_read(tmp_path: Path, make_run: MakeRun) -> None:
+    for name in "abc":
+        make_run(tmp_path / name)
+    watcher, sent = Watcher(tmp_path), Sent(["a"], "")
+    watcher.wanted = frozenset("a")
+    assert not watcher.poll(0.0)
+    news = sent.news(watcher.runs)
+    assert news is not None and (len(news["runs"]), news["unread"]) == (1, 2)
+    while not watcher.poll(0.0):
+        pass
+    news = sent.news(watcher.runs)
+    assert news is not None and (len(news["runs"]), news["unread"]) == (2, 0)
+
+
 def test_runs_come_and_go(tmp_path: Path, make_run: MakeRun) -> None:
     watcher = Watcher(tmp_path)
     watcher.poll()
@@ -132,7 +179,8 @@ def test_a_linked_folder_of_logs_is_not_followed(tmp_path: Path, make_run: MakeR
 )
 def test_one_damaged_run_does_not_hide_the_others(tmp_path: Path, make_run: MakeRun, file: str, text: str) -> None:
     make_run(tmp_path / "good")
-    bad = make_run(tmp_path / "bad", rows=0 if file == "metrics.jsonl" else 20)
+    # A summary takes the place of the settings: without one they are read.
+    bad = make_run(tmp_path / "bad", rows=0 if file in ("metrics.jsonl", "config.yaml") else 20)
     (bad / file).write_text(text + "\n")
     watcher = Watcher(tmp_path)
     watcher.poll()

@@ -178,8 +178,9 @@ def _alive(status: Tree, metrics: Mapping[str, Floats]) -> bool:
         return False
     if status.get("host") == socket.gethostname():
         try:
-            # A process number may have been given to another since.
-            return psutil.Process(int(status["pid"])).create_time() <= renewed + 1.0
+            process = psutil.Process(int(status["pid"]))
+            # A process number may have been given to another since; one that nobody has waited for still has its own.
+            return process.create_time() <= renewed + 1.0 and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
             return False
     walls = metrics["wall_seconds"][-6:] if metrics else np.zeros(0)

@@ -188,7 +188,7 @@ const Charts = (() => {
     drawn.set(element, [chart, options]);
     if (!hidden.has(element)) hidden.set(element, new Set());
     const [traces, look, entries] = kinds[chart.kind](chart, { ...options, hidden: hidden.get(element) });
-    if (entries) legends(element, entries, hidden.get(element));
+    if (entries && !options.unnamed) legends(element, entries, hidden.get(element));
     if (options.height) look.height = options.height;
     if (options.uirevision) look.uirevision = options.uirevision;
     if (options.width) look.width = options.width;
