@@ -224,9 +224,8 @@ def test_groups_are_of_one_kind(make_run: MakeRun, tmp_path: Path) -> None:
 def test_labels_say_what_it_takes(make_run: MakeRun, tmp_path: Path) -> None:
     for rate in (0.1, 0.2):
         for algo in ("ppo", "a2c"):
-            config = {"algo": algo, algo: {"learning_rate": rate}, "model": {"hidden": [len(algo)]}}
-            make_run(f"{algo}{rate}", config=config)
-    make_run("odd", config={"ppo": {"learning_rate": 0.1}, "model": {"hidden": [3], "class": "/far/net.py:Net"}})
+            make_run(f"{algo}{rate}", config={"algo": algo, algo: {"learning_rate": rate}})
+    make_run("odd", config={"ppo": {"learning_rate": 0.1}, "model": {"class": "/far/net.py:Net"}})
     make_run("env", config={"env": {"id": "/far/env.py:Env"}}, state="failed")
     assert {one.label for one in group(load_runs([tmp_path]))} == {
         "ppo, learning_rate=0.1",

@@ -8,7 +8,8 @@ const options = {};
 for (const swatch of document.querySelectorAll("[data-slot]")) swatch.replaceWith(Charts.sample(Number(swatch.dataset.slot)));
 
 const unpack = async () => {
-  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (letter) => letter.charCodeAt(0));
+  const letters = atob(document.getElementById("plotly").textContent), packed = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i += 1) packed[i] = letters.charCodeAt(i);
   const text = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   const script = document.createElement("script");
   script.nonce = nonce;
