@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.report import watch
+from paceline.report import growing, watch
 from paceline.report.dashboard import Sent
-from paceline.report.watch import Curve, LiveRun, Watcher
+from paceline.report.growing import Curve
+from paceline.report.watch import LiveRun, Watcher
 
 MakeRun = Callable[..., Path]
 
@@ -70,11 +71,11 @@ def test_rows_that_a_resume_cut_are_gone(tmp_path: Path, make_run: MakeRun) -> N
 
 def test_a_curve_stays_small() -> None:
     curve = Curve()
-    for step in range(10 * watch.POINTS):
+    for step in range(10 * growing.POINTS):
         curve.add([float(step)])
-    assert watch.POINTS / 2 <= len(curve.points) <= watch.POINTS
+    assert growing.POINTS / 2 <= len(curve.points) <= growing.POINTS
     values = [point[0] for point in curve.points]
-    assert values[0] == 0.0 and values[-1] is not None and values[-1] > 9.8 * watch.POINTS
+    assert values[0] == 0.0 and values[-1] is not None and values[-1] > 9.8 * growing.POINTS
     gaps = {b - a for a, b in pairwise(values) if a is not None and b is not None}
     assert len(gaps) == 1
 
@@ -95,7 +96,7 @@ def test_the_first_look_reads_the_ends_of_files(tmp_path: Path, make_run: MakeRu
 def test_a_large_file_is_read_bit_by_bit(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = live(tmp_path / "run", make_run)
     add(run.path / "metrics.jsonl", *range(1, 31))
-    monkeypatch.setattr(watch, "CHUNK", 600)
+    monkeypatch.setattr(growing, "CHUNK", 600)
     looks = 0
     while run.behind:
         looks += 1
@@ -143,14 +144,14 @@ def test_logs_are_plain_files_of_the_run(tmp_path: Path, make_run: MakeRun) -> N
     run = LiveRun(make_run(tmp_path / "run"), "run")
     (tmp_path / "secret.log").write_text("secret")
     logs = run.path / "logs"
-    (logs / "worker-000.log").write_text("x" * watch.TAIL + "end\n")
+    (logs / "worker-000.log").write_text("x" * growing.TAIL + "end\n")
     (logs / "link.log").symlink_to(tmp_path / "secret.log")
     os.mkfifo(logs / "pipe.log")
     assert run.logs() == ["worker-000.log"]
     assert run.read_log("link.log", None) is None
     assert run.read_log("../../secret.log", None) is None
     found = run.read_log("worker-000.log", None)
-    assert found is not None and len(found[0]) == watch.TAIL and found[0].endswith("end\n")
+    assert found is not None and len(found[0]) == growing.TAIL and found[0].endswith("end\n")
     with (logs / "worker-000.log").open("a") as file:
         file.write("more\n")
     assert run.read_log("worker-000.log", found[1]) == ("more\n", found[1] + 5)
