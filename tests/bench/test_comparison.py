@@ -172,7 +172,7 @@ def test_other_metrics(make_run: MakeRun, tmp_path: Path) -> None:
     assert compared(tmp_path, metric="eval").results[0].scores == [7.0, 9.0]
     assert compared(tmp_path, metric="time_learn_seconds").unit == "time_learn_seconds"
     (second / "eval.jsonl").unlink()
-    with pytest.raises(UserError, match="--metric eval: b has no such values"):
+    with pytest.raises(UserError, match="there is no eval in b: leave"):
         compared(tmp_path, metric="eval")
 
 

@@ -4,10 +4,15 @@ import json
 import math
 import os
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from paceline.bench.comparison import compare
@@ -204,9 +209,9 @@ def test_groups_are_of_one_kind(make_run: MakeRun, tmp_path: Path) -> None:
         make_run(f"two{seed}", config={"seed": seed}, engine="ray", workers=2)
     groups = group(load_runs([tmp_path]))
     assert [(one.label, [run.name for run in one.runs]) for one in groups] == [
-        ("local, 1 worker, ppo.learning_rate=0.002", ["a0", "a1"]),
-        ("local, 1 worker, ppo.learning_rate=0.01", ["fast0", "fast1"]),
-        ("ray, 2 workers, ppo.learning_rate=0.002", ["two0", "two1"]),
+        ("local, 1 worker, learning_rate=0.002", ["a0", "a1"]),
+        ("local, 1 worker, learning_rate=0.01", ["fast0", "fast1"]),
+        ("ray, 2 workers", ["two0", "two1"]),
     ]
     assert [one.label for one in group(load_runs([tmp_path]), ["workers"])] == ["1 worker", "2 workers"]
     assert group(load_runs([tmp_path]), ["ppo.learning_rate"])[1].key == {"ppo.learning_rate": 0.01}
@@ -214,3 +219,54 @@ def test_groups_are_of_one_kind(make_run: MakeRun, tmp_path: Path) -> None:
         group(load_runs([tmp_path]), ["ppo.rate"])
     told = differences([one.runs[0] for one in groups])
     assert list(told) == ["engine", "workers", "ppo.learning_rate"] and told["workers"] == [1, 1, 2]
+
+
+def test_labels_say_what_it_takes(make_run: MakeRun, tmp_path: Path) -> None:
+    for rate in (0.1, 0.2):
+        for algo in ("ppo", "a2c"):
+            make_run(f"{algo}{rate}", config={"algo": algo, algo: {"learning_rate": rate}})
+    make_run("odd", config={"ppo": {"learning_rate": 0.1}, "model": {"class": "/far/net.py:Net"}})
+    make_run("env", config={"env": {"id": "/far/env.py:Env"}}, state="failed")
+    assert {one.label for one in group(load_runs([tmp_path]))} == {
+        "ppo, learning_rate=0.1",
+        "ppo, learning_rate=0.2",
+        "ppo, learning_rate=0.1, model.class=net.py:Net",
+        "a2c, learning_rate=0.1",
+        "a2c, learning_rate=0.2",
+        "env.py:Env, ppo",
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"return_mean": True}, ""),
+        ({"wall_seconds": 1e6, "train_seconds": 1e6}, "a clock that jumped? no figures"),
+        ({"env_steps": float("nan")}, "rows without env_steps"),
+    ],
+)
+def test_rows_that_would_give_wrong_figures(make_run: MakeRun, row: dict[str, Any], said: str) -> None:
+    path = make_run("run")
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(one | row) + "\n" for one in rows))
+    run = load_run(path)
+    assert said in " ".join(run.problems) and (run.usable == (not said))
+    assert not run.usable or run.curve.returns[0] != 1.0
+
+
+def test_a_pipe_is_not_waited_for(make_run: MakeRun) -> None:
+    path = make_run("run")
+    (path / "metrics.jsonl").unlink()
+    os.mkfifo(path / "metrics.jsonl")
+    assert "metrics.jsonl cannot be read: it is not a plain file" in load_run(path).problems
+
+
+def test_a_process_that_nobody_waited_for_is_gone(make_run: MakeRun) -> None:
+    path = make_run("run", state="running")
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    now = {"pid": process.pid, "host": socket.gethostname(), "updated_at": "2999-01-01T00:00:00+00:00"}
+    (path / "status.json").write_text(json.dumps({"state": "running", **now}))
+    assert load_run(path).state == "interrupted"
+    process.wait()

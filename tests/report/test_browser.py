@@ -52,12 +52,22 @@ def test_a_report_in_a_browser(chrome: Chrome, study_page: Page, tmp_path: Path)
         assert chrome.execute_script("return document.documentElement.scrollWidth") <= width
         assert errors(chrome) == []
     assert min(opened) < 2000  # milliseconds; of two, as the machine may be busy
+    # On a phone a row is a card, whose figures are inside the screen.
+    cells = (
+        "return Math.max(...[...document.querySelectorAll('.cards td')].map((td) => td.getBoundingClientRect().right))"
+    )
+    assert chrome.execute_script(cells) <= 390
     # Dark, by what the sheet says.
     assert chrome.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 28)"
     assert chrome.execute_script("return document.title") == "study"
     # The controls draw again: single runs are more lines than their means.
     lines = "return document.querySelectorAll('#task0-curves .scatterlayer .trace').length"
     before = chrome.execute_script(lines)
+    toggle = "document.querySelector('#task0-curves + .legend button').click()"
+    chrome.execute_script(toggle)
+    assert wait(chrome, f"{lines} < {before}")
+    chrome.execute_script(toggle)
+    assert wait(chrome, f"{lines} === {before}")
     chrome.execute_script("document.querySelector('[data-for=task0-curves] [data-option=members]').click()")
     assert wait(chrome, f"{lines} > {before}")
     chrome.execute_script("document.querySelector('[data-for=task0-curves] [value=wall]').click()")

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.report import watch
+from paceline.report import growing, watch
 from paceline.report.dashboard import Sent
-from paceline.report.watch import Curve, LiveRun, Watcher
+from paceline.report.growing import Curve
+from paceline.report.watch import LiveRun, Watcher
 
 MakeRun = Callable[..., Path]
 
@@ -31,7 +32,7 @@ def live(path: Path, make_run: MakeRun) -> LiveRun:
     make_run(path, state="running", rows=0)
     status = json.loads((path / "status.json").read_text())
     (path / "status.json").write_text(json.dumps({**status, "updated_at": "2999-01-01T00:00:00+00:00"}))
-    return LiveRun(path, path.name)
+    return LiveRun(path, path.name, wanted=True)
 
 
 def test_only_what_was_added_is_read(tmp_path: Path, make_run: MakeRun) -> None:
@@ -70,13 +71,60 @@ def test_rows_that_a_resume_cut_are_gone(tmp_path: Path, make_run: MakeRun) -> N
 
 def test_a_curve_stays_small() -> None:
     curve = Curve()
-    for step in range(10 * watch.POINTS):
+    for step in range(10 * growing.POINTS):
         curve.add([float(step)])
-    assert watch.POINTS / 2 <= len(curve.points) <= watch.POINTS
+    assert growing.POINTS / 2 <= len(curve.points) <= growing.POINTS
     values = [point[0] for point in curve.points]
-    assert values[0] == 0.0 and values[-1] is not None and values[-1] > 9.8 * watch.POINTS
+    assert values[0] == 0.0 and values[-1] is not None and values[-1] > 9.8 * growing.POINTS
     gaps = {b - a for a, b in pairwise(values) if a is not None and b is not None}
     assert len(gaps) == 1
+
+
+def test_the_first_look_reads_the_ends_of_files(tmp_path: Path, make_run: MakeRun) -> None:
+    run = LiveRun(make_run(tmp_path / "run"), "run")
+    run.look(1.0)
+    assert (run.row()["env_steps"], run.row()["env"], run.row()["seed"]) == (20_000, "CartPole-v1", 0)
+    assert run.curve.points == [] and run.config == {}  # of a run that is over the summary says it
+    run.wanted = True
+    assert run.behind
+    run.look(1.1)  # at once, however settled it is
+    assert len(steps(run)) == 20 and not run.behind
+    run.drop_curves()
+    assert run.curve.points == [] and run.behind
+
+
+def test_a_large_file_is_read_bit_by_bit(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = live(tmp_path / "run", make_run)
+    add(run.path / "metrics.jsonl", *range(1, 31))
+    monkeypatch.setattr(growing, "CHUNK", 600)
+    looks = 0
+    while run.behind:
+        looks += 1
+        run.look(float(looks))
+        assert run.row()["env_steps"] == 30  # the last row is known from the first look on
+    assert looks > 1 and steps(run) == list(range(1, 31))
+
+
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path, make_run: MakeRun) -> None:
+    run = live(tmp_path / "run", make_run)
+    (run.path / "metrics.jsonl").unlink()
+    os.mkfifo(run.path / "metrics.jsonl")
+    run.look(1.0)
+    assert run.curve.points == []
+
+
+def test_a_poll_tells_of_some_runs_before_all_are_read(tmp_path: Path, make_run: MakeRun) -> None:
+    for name in "abc":
+        make_run(tmp_path / name)
+    watcher, sent = Watcher(tmp_path), Sent(["a"], "")
+    watcher.wanted = frozenset("a")
+    assert not watcher.poll(0.0)
+    news = sent.news(watcher.runs)
+    assert news is not None and (len(news["runs"]), news["unread"]) == (1, 2)
+    while not watcher.poll(0.0):
+        pass
+    news = sent.news(watcher.runs)
+    assert news is not None and (len(news["runs"]), news["unread"]) == (2, 0)
 
 
 def test_runs_come_and_go(tmp_path: Path, make_run: MakeRun) -> None:
@@ -96,14 +144,14 @@ def test_logs_are_plain_files_of_the_run(tmp_path: Path, make_run: MakeRun) -> N
     run = LiveRun(make_run(tmp_path / "run"), "run")
     (tmp_path / "secret.log").write_text("secret")
     logs = run.path / "logs"
-    (logs / "worker-000.log").write_text("x" * watch.TAIL + "end\n")
+    (logs / "worker-000.log").write_text("x" * growing.TAIL + "end\n")
     (logs / "link.log").symlink_to(tmp_path / "secret.log")
     os.mkfifo(logs / "pipe.log")
     assert run.logs() == ["worker-000.log"]
     assert run.read_log("link.log", None) is None
     assert run.read_log("../../secret.log", None) is None
     found = run.read_log("worker-000.log", None)
-    assert found is not None and len(found[0]) == watch.TAIL and found[0].endswith("end\n")
+    assert found is not None and len(found[0]) == growing.TAIL and found[0].endswith("end\n")
     with (logs / "worker-000.log").open("a") as file:
         file.write("more\n")
     assert run.read_log("worker-000.log", found[1]) == ("more\n", found[1] + 5)
@@ -132,7 +180,8 @@ def test_a_linked_folder_of_logs_is_not_followed(tmp_path: Path, make_run: MakeR
 )
 def test_one_damaged_run_does_not_hide_the_others(tmp_path: Path, make_run: MakeRun, file: str, text: str) -> None:
     make_run(tmp_path / "good")
-    bad = make_run(tmp_path / "bad", rows=0 if file == "metrics.jsonl" else 20)
+    # A summary takes the place of the settings: without one they are read.
+    bad = make_run(tmp_path / "bad", rows=0 if file in ("metrics.jsonl", "config.yaml") else 20)
     (bad / file).write_text(text + "\n")
     watcher = Watcher(tmp_path)
     watcher.poll()

@@ -177,7 +177,9 @@ def compare(
     series = {run.path: _series(run, metric, at, scales[run.task]) for run in used}
     silent = [run.name for run in used if not series[run.path][0].size]
     if silent:
-        raise UserError(f"--metric {metric}: {', '.join(silent[:5])} has no such values; leave it out or take another")
+        more = f" and {len(silent) - 5} more" if len(silent) > 5 else ""
+        why = "no return, as no episode ended or none was a number," if metric == RETURN else f"no {metric}"
+        raise UserError(f"there is {why} in {', '.join(silent[:5])}{more}: leave them out, or give another --metric")
     horizon, floor = {}, {}
     for task in tasks:
         of_task = [series[run.path] for run in used if run.task == task]

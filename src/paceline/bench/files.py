@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import socket
+import stat
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -25,50 +29,99 @@ FRESH_SECONDS = 120.0
 """A status of another machine that was renewed within this time, or five iterations, is that of a run at work."""
 
 
-def rows(path: Path, problems: list[str]) -> tuple[list[Tree], str]:
-    """The rows that are whole, and a word on a last line that is not; damage elsewhere goes to `problems`."""
+def open_plain(path: Path) -> BinaryIO:
+    """For reading; an OSError where it is no plain file: one would wait for ever for what a pipe has to say."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a plain file")
+    return os.fdopen(fd, "rb")
+
+
+def read(path: Path, problems: list[str], take: Callable[[Tree], None]) -> str:
+    """Gives `take` the rows that are whole; a word on a last line that is not. Damage elsewhere goes to `problems`."""
+    damaged: list[int] = []
+    number = 0
     try:
-        lines = path.read_bytes().split(b"\n")
+        with open_plain(path) as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    row = json.loads(line) if line.strip() else None
+                except (ValueError, RecursionError):
+                    row = None
+                if isinstance(row, dict) and line.endswith(b"\n"):
+                    take(row)
+                elif line.strip():
+                    damaged.append(number)
     except FileNotFoundError:
-        return [], ""
+        return ""
     except OSError as error:
         problems.append(f"{path.name} cannot be read: {error.strerror}")
-        return [], ""
-    rows, torn, damaged = [], "", []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if isinstance(row, dict) and number < len(lines):
-            rows.append(row)
-        elif number == len(lines) or (number == len(lines) - 1 and not lines[-1]):
-            torn = f"{path.name}: line {number}, the last, is half-written and left out"
-        else:
-            damaged.append(str(number))
-    if damaged:
-        problems.append(f"{path.name}: line {', '.join(damaged[:5])} is damaged and left out")
-    return rows, torn
+        return ""
+    torn = bool(damaged) and damaged[-1] == number
+    if inside := damaged[: len(damaged) - torn]:
+        more = f" and {len(inside) - 5} more" if len(inside) > 5 else ""
+        text = ", ".join(map(str, inside[:5]))
+        are = "line {} is" if len(inside) == 1 else "lines {} are"
+        problems.append(f"{path.name}: {are.format(text + more)} damaged and left out")
+    return f"{path.name}: line {number}, the last, is half-written and left out" if torn else ""
 
 
-def columns(rows: list[Tree], problems: list[str]) -> dict[str, Floats]:
-    """Empty, with a word, where figures would be wrong."""
-    if not rows:
-        return {}
-    missing = [name for name in NEEDED if not all(is_number(row.get(name)) for row in rows)]
-    if missing:
-        words = f"metrics.jsonl has rows without {', '.join(missing)}, or with what is no number"
-        problems.append(f"{words}: damaged, or made by another version? no figures")
-        return {}
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: np.array([number_of(row.get(name)) for row in rows], np.float64) for name in names}
-    for name in NEEDED:
-        if (np.diff(columns[name]) < 0).any():
-            problems.append(f"metrics.jsonl: {name} falls from one row to the next, two runs in one file? no figures")
+def rows(path: Path, problems: list[str]) -> tuple[list[Tree], str]:
+    """All that `read` gives, and its word."""
+    found: list[Tree] = []
+    return found, read(path, problems, found.append)
+
+
+class Columns:
+    """Rows as columns of numbers while they are read: a file of hundreds of megabytes would not fit as rows."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, array[float]] = {}
+        self._rows = 0
+
+    def add(self, row: Tree) -> None:
+        for name, value in row.items():
+            kind = type(value)
+            if kind is not float and (kind is not int or abs(value) > 1e300):
+                continue
+            column = self._held.get(name)
+            if column is None:
+                column = self._held[name] = array("d")
+            if len(column) < self._rows:
+                column.extend([math.nan] * (self._rows - len(column)))
+            column.append(value)
+        self._rows += 1
+
+    def finish(self, problems: list[str]) -> dict[str, Floats]:
+        """Empty, with a word, where figures would be wrong."""
+        if not self._rows:
             return {}
-    return columns
+        found = {}
+        for name, column in self._held.items():
+            column.extend([math.nan] * (self._rows - len(column)))
+            values = np.array(column, np.float64)
+            found[name] = np.where(np.isfinite(values), values, math.nan)
+        missing = [name for name in NEEDED if name not in found or np.isnan(found[name]).any()]
+        if missing:
+            words = f"metrics.jsonl has rows without {', '.join(missing)}, or with what is no number"
+            problems.append(f"{words}: damaged, or made by another version? no figures")
+            return {}
+        for name in NEEDED:
+            if (np.diff(found[name]) < 0).any():
+                problems.append(
+                    f"metrics.jsonl: {name} falls from one row to the next, two runs in one file? no figures"
+                )
+                return {}
+        parts = [column[-1] for name, column in found.items() if name.startswith("time_") and name.endswith("_seconds")]
+        spent, wall = float(np.nansum(parts)), float(found["wall_seconds"][-1])
+        if parts and wall - spent > 2.0 + 0.1 * wall:  # they add up, by the way they are taken
+            problems.append(
+                f"metrics.jsonl: the parts of the time are {spent:,.0f} s together, and the wall time {wall:,.0f} s: "
+                "a clock that jumped? no figures"
+            )
+            return {}
+        return found
 
 
 def number_of(value: Any) -> float:
@@ -76,9 +129,9 @@ def number_of(value: Any) -> float:
 
 
 def is_number(value: Any) -> bool:
-    """One to calculate with: no text, no NaN."""
+    """One to calculate with: no text, no NaN, no yes or no."""
     try:
-        return isinstance(value, int | float) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # more digits than a number of the machine has
         return False
 
@@ -125,8 +178,9 @@ def _alive(status: Tree, metrics: Mapping[str, Floats]) -> bool:
         return False
     if status.get("host") == socket.gethostname():
         try:
-            # A process number may have been given to another since.
-            return psutil.Process(int(status["pid"])).create_time() <= renewed + 1.0
+            process = psutil.Process(int(status["pid"]))
+            # A process number may have been given to another since; one that nobody has waited for still has its own.
+            return process.create_time() <= renewed + 1.0 and process.status() != psutil.STATUS_ZOMBIE
         except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
             return False
     walls = metrics["wall_seconds"][-6:] if metrics else np.zeros(0)
@@ -142,4 +196,5 @@ def lines(path: Path) -> list[str]:
 
 
 def one_line(text: Any) -> str:
-    return " ".join(str(text or "").split())
+    """Without what would move the cursor of a terminal or turn the text around."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(text or "")).split())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.bench.files import FINISHED
@@ -52,7 +52,9 @@ def group(runs: Sequence[RunData], by: Sequence[str] | None = None) -> list[Grou
             text = alike[0] if len(alike) == 1 else text
         members.setdefault(text, []).append(run)
         settings.setdefault(text, one)
-    labels = _labels(list(settings.values()), by)
+    # Where all that finished are of one environment, it goes without saying.
+    envs = {run.env for run in runs if run.state == FINISHED and run.usable}
+    labels = _labels(list(settings.values()), by, next(iter(envs)) if len(envs) == 1 else None)
     return [
         Group(label, dict(settings[text]) if by else {key: settings[text][key] for key in KEYS}, held)
         for label, (text, held) in zip(labels, members.items(), strict=True)
@@ -60,10 +62,17 @@ def group(runs: Sequence[RunData], by: Sequence[str] | None = None) -> list[Grou
 
 
 def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:
-    """The settings in which runs differ, with the value of each run in their order; names and places left out."""
+    """The settings in which runs differ, with the value of each run in their order; names and places left out, and
+    those of an algorithm in which all runs of it agree."""
     flat = [{"seed": run.seed, **_settings(run)} for run in runs]
     values = {key: [one.get(key) for one in flat] for key in dict.fromkeys(key for one in flat for key in one)}
-    return {key: each for key, each in values.items() if _differ(each)}
+
+    def told(key: str) -> list[Any]:
+        section = key.partition(".")[0]
+        own = [run.algo == section or section not in SECTIONS for run in runs]
+        return [value for value, mine in zip(values[key], own, strict=True) if mine]
+
+    return {key: each for key, each in values.items() if _differ(told(key))}
 
 
 def _known(run: RunData) -> bool:
@@ -98,41 +107,66 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + key, value
 
 
-def _labels(settings: list[dict[str, Any]], by: Sequence[str] | None) -> list[str]:
-    """By the keys in which groups differ: the few that say most, and settings only as far as they are needed."""
+def relabel(groups: Sequence[Group]) -> list[Group]:
+    """The same groups, told apart from each other alone."""
+    settings = [_settings(one.runs[0]) for one in groups]
+    return [replace(one, label=label) for one, label in zip(groups, _labels(settings, None, None), strict=True)]
+
+
+def _labels(settings: list[dict[str, Any]], by: Sequence[str] | None, understood: str | None) -> list[str]:
+    """By the keys in which groups differ: those that say most for all, settings only where it takes them to tell one
+    from another. `understood`: an environment that need not be named."""
     keys = list(dict.fromkeys(key for one in settings for key in one))
     differing = [key for key in keys if _differ([one.get(key) for one in settings])]
     chosen = [key for key in differing if key in KEYS or by]
-    labels = [_label(one, chosen) for one in settings]
-    for key in (key for key in differing if key not in chosen):
-        if len(set(labels)) == len(labels):
-            break
-        if _splits(labels, [one.get(key) for one in settings]):
-            chosen.append(key)
-            labels = [_label(one, chosen) for one in settings]
-    if not chosen:  # one group alone
-        labels = [_label(one, [key for key in ("algo", "engine", "workers") if key in one] or keys) for one in settings]
-    return labels
+    if not chosen and len(settings) == 1:
+        chosen = [key for key in ("algo", "engine", "workers") if key in keys] or keys
+    words = [
+        [_word(key, one) for key in chosen if by or key != "env" or one.get(key) != understood] for one in settings
+    ]
+    if not by:
+        _tell_apart(settings, words, [key for key in differing if key not in chosen])
+    labels = [", ".join(each) or "the others" for each in words]
+    return [
+        f"{label} ({labels[:at].count(label) + 1})" if label in labels[:at] else label
+        for at, label in enumerate(labels)
+    ]
 
 
-def _label(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
-    return ", ".join(_word(key, settings.get(key)) for key in keys)
+def _tell_apart(settings: list[dict[str, Any]], words: list[list[str]], keys: Sequence[str]) -> None:
+    """Adds words to those that are the same: of the setting that splits them most; the algorithm's own before others,
+    and one that only some have before one that all have. What a group does not have is not said."""
+    alike: dict[str, list[int]] = {}
+    for at, each in enumerate(words):
+        alike.setdefault(", ".join(each), []).append(at)
+    for members in (members for members in alike.values() if len(members) > 1):
+        held = [settings[at] for at in members]
+        split = {key: [one.get(key) for one in held] for key in keys if _differ([one.get(key) for one in held])}
+        if not split:
+            continue
+        own = f"{held[0].get('algo')}."
+        key = max(split, key=lambda key: (_distinct(split[key]), key.startswith(own), None in split[key]))
+        added = [[*words[at], *([] if settings[at].get(key) is None else [_word(key, settings[at])])] for at in members]
+        _tell_apart(held, added, [other for other in keys if other != key])
+        for at, each in zip(members, added, strict=True):
+            words[at] = each
 
 
-def _word(key: str, value: Any) -> str:
+def _word(key: str, settings: Mapping[str, Any]) -> str:
+    value = settings.get(key)
+    if isinstance(value, str) and ":" in value:
+        value = value.rpartition("/")[2]  # of a user's file, the name
     if key in ("env", "algo", "engine", "folder", "run", "task", "device"):
         return str(value)
     if key in ("workers", "nodes"):
         return f"{value} {key[:-1] if value == 1 else key}"
-    return f"{key}={json.dumps(value, default=str)}".replace('"', "")
+    name = key.removeprefix(f"{settings.get('algo')}.")
+    return f"{name}={json.dumps(value, default=str)}".replace('"', "")
 
 
-def _splits(labels: list[str], values: list[Any]) -> bool:
-    """Whether the values tell apart groups that have the same label."""
-    return any(
-        _differ([value for other, value in zip(labels, values, strict=True) if other == label]) for label in set(labels)
-    )
+def _distinct(values: Sequence[Any]) -> int:
+    return len({json.dumps(value, sort_keys=True, default=str) for value in values})
 
 
 def _differ(values: Sequence[Any]) -> bool:
-    return len({json.dumps(value, sort_keys=True, default=str) for value in values}) > 1
+    return _distinct(values) > 1

@@ -204,7 +204,10 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
         path = Path(given).expanduser()
         if not _is(path.exists):
             RunDirectory.open(path)  # says which runs are near
-        below = list(_below(path))
+        closed: list[Path] = []
+        below = list(_below(path, closed))
+        if not below and closed:
+            raise UserError(f"{closed[0]} cannot be read, and there is no other run; ask its owner, or copy the runs")
         if not below:
             raise UserError(
                 f"{path}: no run in it (a run is a folder with config.yaml); give a run or a folder of runs"
@@ -244,8 +247,9 @@ def load_run(path: Path) -> RunData:
     config, (summary, known) = _sound_config(config, problems), _sound_summary(summary, problems)
     status = files.sound(status, {"resumes": _NUMBER}, "status.json", problems)
     provenance = files.sound(provenance, _PROVENANCE, "provenance.json", problems)
-    rows, torn = files.rows(directory.metrics_path, problems)
-    metrics = files.columns(rows, problems)
+    columns = files.Columns()
+    torn = files.read(directory.metrics_path, problems, columns.add)
+    metrics = columns.finish(problems)
     state, reason = files.state(status, metrics)
     if torn and state != RUNNING:  # else it is the row being written
         problems.append(torn)
@@ -269,7 +273,7 @@ def load_run(path: Path) -> RunData:
     timeline = next((rows for path in timelines if (rows := files.rows(path, problems)[0])), [])
     return RunData(
         path=directory.path,
-        name=directory.path.absolute().name,
+        name=one_line(directory.path.absolute().name),
         state=state,
         reason=reason,
         config=config,
@@ -326,17 +330,27 @@ def problems_of(runs: Iterable[RunData]) -> list[str]:
     return lines
 
 
-def _below(path: Path, depth: int = 5) -> Iterable[Path]:
+def unreadable(paths: Iterable[Path]) -> list[str]:
+    """A word on each folder below these that may not be looked into: it may hold a run."""
+    closed: list[Path] = []
+    for path in paths:
+        for _ in _below(Path(path).expanduser(), closed):
+            pass
+    return [f"{path} cannot be read: what is in it is left out" for path in dict.fromkeys(closed)]
+
+
+def _below(path: Path, closed: list[Path], depth: int = 5) -> Iterable[Path]:
     if _is((path / "config.yaml").is_file):
         yield path
     elif depth and _is(path.is_dir):
         try:
             inside = sorted(path.iterdir())
         except OSError:  # not ours to see
+            closed.append(path)
             return
         for one in inside:
             if not one.name.startswith(".") and _is(one.is_dir):
-                yield from _below(one, depth - 1)
+                yield from _below(one, closed, depth - 1)
 
 
 def _is(test: Callable[[], bool]) -> bool:

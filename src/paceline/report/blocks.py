@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.bench.comparison import Estimate
-from paceline.run.console import duration
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,11 @@ def number(value: float | int | None) -> str:
 def seconds(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return "–"
-    return f"{value:.3g} s" if value < 100 else duration(value)
+    if value < 100:
+        return f"{value:.3g} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
 def percent(value: float | None) -> str:
@@ -133,6 +136,13 @@ def interval(low: float | None, high: float | None, form: Any = number) -> str:
 
 def estimate_cell(estimate: Estimate, form: Any = number) -> Cell:
     return Cell(form(estimate.value), interval(estimate.low, estimate.high, form))
+
+
+def file_names(tasks: Sequence[str]) -> dict[str, str]:
+    """How tasks are called: an environment in a file by the file's name, where that is enough."""
+    short = {task: task.partition(" ")[0].rpartition("/")[2] if ".py:" in task else task for task in tasks}
+    short = {task: name + "".join(task.partition(" ")[1:]) if name != task else task for task, name in short.items()}
+    return {task: name if list(short.values()).count(name) == 1 else task for task, name in short.items()}
 
 
 def count(amount: int, noun: str) -> str:

@@ -14,9 +14,9 @@ from paceline.bench.comparison import AXES, RETURN, Comparison, Estimate, Result
 from paceline.bench.groups import Group, differences, group
 from paceline.bench.plan import known_range
 from paceline.bench.results import table
-from paceline.bench.study import RunData, load_runs, problems_of
-from paceline.config import SECTIONS, UserError
-from paceline.run.console import duration
+from paceline.bench.study import RunData, load_runs, problems_of, unreadable
+from paceline.config import UserError
+from paceline.report.blocks import seconds
 from paceline.run.directory import write_json, write_text
 
 ACROSS = ("algo", "engine", "nodes", "workers")
@@ -39,7 +39,7 @@ def run_compare(
     groups = group(runs, by or (ACROSS if mixed else None))
     scales = _scales(runs, ranges) if mixed else None
     result = compare(groups, at=at, metric=metric, threshold=threshold, ranges=scales)
-    text = page(result, groups, runs, scales)
+    text = page(result, groups, runs, scales, unreadable(Path(path) for path in paths))
     print(text)
     if out is not None:
         words = [*paths, "--at", at, "--metric", metric, *(["--by", ",".join(by)] if by else [])]
@@ -47,13 +47,17 @@ def run_compare(
         words += ["--mixed"] if mixed else []
         words += [word for item in ranges for word in ("--range", item)]
         command = shlex.join(["paceline", "compare", *words, "--out", out])
-        drawn = _write(Path(out).expanduser(), result, f"# Comparison\n\n```sh\n{command}\n```\n\n{text}")
+        drawn = _write(Path(out).expanduser(), result, f"# Comparison\n\n```sh\n{command}\n```\n\n{_harmless(text)}")
         print(f"written    {Path(out) / 'compare.md'}, {'.json, .csv and .png' if drawn else '.json and .csv'}")
     return 0
 
 
 def page(
-    result: Comparison, groups: Sequence[Group], runs: Sequence[RunData], scales: dict[str, tuple[float, float]] | None
+    result: Comparison,
+    groups: Sequence[Group],
+    runs: Sequence[RunData],
+    scales: dict[str, tuple[float, float]] | None,
+    closed: Sequence[str] = (),
 ) -> str:
     """In Markdown."""
     parts = [_about(result, scales)]
@@ -69,14 +73,14 @@ def page(
             parts.append(_improvements(one))
     parts.append(_legend(result))
     settings = differences([member.runs[0] for member in groups])
-    # Where algorithms differ, so does every setting of theirs.
-    own = SECTIONS if "algo" in settings else ()
-    shown = {key: values for key, values in settings.items() if key != "seed" and key.partition(".")[0] not in own}
+    shown = {key: values for key, values in settings.items() if key != "seed"}
     if shown and len(groups) > 1:
         labels = [member.label for member in groups]
-        rows = [[f"`{key}`", *(str(value) for value in values)] for key, values in shown.items()]
+        rows = [
+            [f"`{key}`", *("–" if value is None else str(value) for value in values)] for key, values in shown.items()
+        ]
         parts.append("Settings in which they differ:\n\n" + table(["", *labels], rows))
-    said = [*result.notes, *problems_of(runs)]
+    said = [*result.notes, *problems_of(runs), *closed]
     if said:
         parts.append("To be known:\n\n" + "\n".join(f"- {line}" for line in said))
     return "\n\n".join(parts) + "\n"
@@ -129,7 +133,7 @@ def _speeds(result: Comparison) -> str:
             one.label,
             f"{one.env_steps.value:,.0f}",
             _with_interval(one.steps_per_second, 0),
-            duration(one.wall_seconds.value),
+            seconds(one.wall_seconds.value),
             _with_interval(one.last, 2),
             *(f"{100 * _share(one, part):.0f} %" for part in parts),
         ]
@@ -143,7 +147,7 @@ def _improvements(result: Comparison) -> str:
         [
             f"{one.label} over {one.over}",
             f"{one.probability:.2f}",
-            "–" if one.low is None or one.high is None else f"{one.low:.2f} to {one.high:.2f}",
+            "one run alone" if one.low is None or one.high is None else f"{one.low:.2f} to {one.high:.2f}",
         ]
         for one in result.improvements
     ]
@@ -219,6 +223,11 @@ def _write(folder: Path, result: Comparison, text: str) -> bool:
         return draw_comparison(result, folder / "compare.png")
     except OSError as error:
         raise UserError(f"--out {folder}: cannot be written ({error.strerror}); choose another folder") from None
+
+
+def _harmless(text: str) -> str:
+    """Reasons and names may hold HTML, which a reader of Markdown would take for such."""
+    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _csv(result: Comparison) -> str:

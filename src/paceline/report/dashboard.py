@@ -22,6 +22,8 @@ from paceline.report import assets
 from paceline.report.watch import LiveRun, Watcher
 
 POLL_SECONDS = 1.0
+FIRST_SECONDS = 0.4
+"""How long runs are read before a page hears of those that have been."""
 SHOWN = 12
 """Runs whose curves are sent at once."""
 KEEP_ALIVE_SECONDS = 15.0
@@ -41,7 +43,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Dashboard:
-    """The application. Runs are looked at once a second, by one thread, while at least one page is open."""
+    """The application. Runs are looked at once a second, by one thread, while at least one page is open; at once when a
+    page asks for something else."""
 
     def __init__(self, folder: Path) -> None:
         self.watcher = Watcher(folder)
@@ -49,11 +52,11 @@ class Dashboard:
         self._session = secrets.token_urlsafe(24)
         # Cookies know no ports: two dashboards on one machine must not take each other's.
         self._cookie = f"paceline-{secrets.token_hex(4)}"
-        self._pages = 0
+        self._pages: list[Sent] = []
         self._round = 0
         self._looked = asyncio.Condition()
         self._watching: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+        self._asked, self._closing = asyncio.Event(), asyncio.Event()
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
@@ -122,11 +125,13 @@ class Dashboard:
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
         sent = Sent(wanted, request.query.get("focus", ""))
-        self._pages += 1
+        self._pages.append(sent)
+        self._asked.set()
         try:
             spoke = time.monotonic()
             while not self._closing.is_set():
-                await self._next_round()
+                if not (sent.first and self._round):  # what is known already need not wait
+                    await self._next_round()
                 news = sent.news(self.watcher.runs)
                 if news:
                     spoke = time.monotonic()
@@ -137,7 +142,7 @@ class Dashboard:
         except ConnectionResetError:
             pass  # the page was closed
         finally:
-            self._pages -= 1
+            self._pages.remove(sent)
         return response
 
     async def _next_round(self) -> None:
@@ -151,15 +156,18 @@ class Dashboard:
 
     async def _watch(self) -> None:
         while self._pages and not self._closing.is_set():
-            await asyncio.to_thread(self.watcher.poll)
+            self._asked.clear()
+            self.watcher.wanted = frozenset(name for page in self._pages for name in page.shown)
+            whole = await asyncio.to_thread(self.watcher.poll, FIRST_SECONDS)
             async with self._looked:
                 self._round += 1
                 self._looked.notify_all()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), POLL_SECONDS)
+                await asyncio.wait_for(self._asked.wait(), POLL_SECONDS if whole else POLL_SECONDS / 20)
 
     async def _stop(self, app: web.Application) -> None:
         self._closing.set()
+        self._asked.set()
         async with self._looked:
             self._looked.notify_all()
 
@@ -171,16 +179,18 @@ class Sent:
         self.shown, self.focus = shown, focus
         self._versions: dict[str, int] = {}
         self._curves: dict[tuple[str, str], tuple[int, int]] = {}
-        self._first = True
+        self.first = True
 
     def news(self, runs: dict[str, LiveRun]) -> dict[str, Any] | None:
-        changed = [run for name, run in runs.items() if self._versions.get(name) != run.version]
+        known = {name: run for name, run in runs.items() if run.version}
+        changed = [run for name, run in known.items() if self._versions.get(name) != run.version]
         gone = [name for name in self._versions if name not in runs]
-        if not (changed or gone or self._first):
+        if not (changed or gone or self.first):
             return None
-        self._first = False
-        self._versions = {name: run.version for name, run in runs.items()}
-        news: dict[str, Any] = {"runs": [run.row() for run in changed], "gone": gone, "curves": []}
+        self.first = False
+        self._versions = {name: run.version for name, run in known.items()}
+        unread = len(runs) - len(known)
+        news: dict[str, Any] = {"runs": [run.row() for run in changed], "gone": gone, "unread": unread, "curves": []}
         for run in changed:
             if run.name in self.shown:
                 news["curves"] += [self._curve(run, "training"), self._curve(run, "evaluation")]
@@ -191,9 +201,10 @@ class Sent:
     def _curve(self, run: LiveRun, kind: str) -> dict[str, Any]:
         curve = run.curve if kind == "training" else run.evaluations
         epoch, count = self._curves.get((run.name, kind), (-1, 0))
-        begin = count if epoch == curve.epoch else 0
+        now = curve.epoch  # once: another thread may thin the points meanwhile, and then all are sent again
+        begin = count if epoch == now else 0
         points = curve.points[begin:]
-        self._curves[run.name, kind] = (curve.epoch, begin + len(points))
+        self._curves[run.name, kind] = (now, begin + len(points))
         return {"name": run.name, "kind": kind, "from": begin, "points": points}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.bench.comparison import AXES, Comparison, Estimate
+from paceline.bench.comparison import AXES, Comparison, Estimate, Improvement
 from paceline.bench.laws import law_speed_up
 from paceline.bench.scaling_tables import size, title
 from paceline.report.plots import DASHES, PALETTE, STYLE, short
@@ -30,6 +30,10 @@ PARTS = {
     "save": "#8C8C8C",
     "start": "#CFCFCF",
 }
+
+
+MOST_PAIRS = 6
+"""Of groups, whose probabilities there is room for."""
 
 
 def save(output: Path, draw: Callable[[Figure], None], size: tuple[float, float]) -> bool:
@@ -174,7 +178,9 @@ def _curves(axis: Axes, result: Comparison) -> None:
         axis.plot(curve.x, curve.mean, color=colour(place), linestyle=dash(place), linewidth=1.8, zorder=3)
         if curve.low is not None and curve.high is not None:
             axis.fill_between(curve.x, curve.low, curve.high, color=colour(place), alpha=0.16, linewidth=0, zorder=1)
-    if result.threshold is not None:
+    low, high = axis.get_ylim()
+    # So far off, it would press the curves together.
+    if result.threshold is not None and low - 1.5 * (high - low) <= result.threshold <= high + 1.5 * (high - low):
         axis.axhline(result.threshold, color="#4D4D4D", linestyle="--", linewidth=1, label=f"{result.threshold:g}")
         axis.legend(loc="best")
     axis.set_xlabel(AXES[result.at])
@@ -215,19 +221,32 @@ def _profiles(axis: Axes, result: Comparison) -> None:
 
 
 def _probabilities(axis: Axes, result: Comparison) -> None:
+    """Of all pairs, or if they are many of the best group over each other."""
+    best = max(result.results, key=lambda one: one.score.value).label
+    pairs = [(f"{one.label}\nover {one.over}", one.probability, one.low, one.high) for one in result.improvements]
     axis.set_title("Probability that a run scores higher")
-    shown = result.improvements[:12]
-    for place, one in enumerate(shown):
-        if one.low is not None and one.high is not None:
-            axis.plot([one.low, one.high], [place, place], color=PALETTE[0], linewidth=7, alpha=0.35)
-        axis.plot([one.probability], [place], marker="|", markersize=16, markeredgewidth=2.5, color=PALETTE[0])
+    if len(pairs) > MOST_PAIRS:
+        axis.set_title(f"Probability that one of {best}\nscores higher than one of", fontsize=11)
+        pairs = [_of_best(one, best) for one in result.improvements if best in (one.label, one.over)]
+    for place, (_, probability, low, high) in enumerate(pairs):
+        if low is not None and high is not None:
+            axis.plot([low, high], [place, place], color=PALETTE[0], linewidth=7, alpha=0.35)
+        axis.plot([probability], [place], marker="|", markersize=16, markeredgewidth=2.5, color=PALETTE[0])
     axis.axvline(0.5, color="#4D4D4D", linestyle="--", linewidth=1)
-    axis.set_yticks(range(len(shown)), [f"{one.label}\nover {one.over}" for one in shown])
+    axis.set_yticks(range(len(pairs)), [label for label, *_ in pairs])
     axis.set_xlim(-0.02, 1.02)
     axis.invert_yaxis()
-    if not shown:
+    if not pairs:
         axis.text(0.5, 0.5, "one group", transform=axis.transAxes, ha="center", va="center", color="#8C8C8C")
         axis.set_yticks([])
+
+
+def _of_best(one: Improvement, best: str) -> tuple[str, float, float | None, float | None]:
+    """As the probability of the best over the other."""
+    if one.label == best:
+        return one.over, one.probability, one.low, one.high
+    low, high = (None if end is None else 1.0 - end for end in (one.high, one.low))
+    return one.label, 1.0 - one.probability, low, high
 
 
 def split_bars(axis: Axes, labels: list[str], splits: list[dict[str, float]]) -> None:

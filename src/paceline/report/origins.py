@@ -13,6 +13,7 @@ import yaml
 
 from paceline.bench.groups import Group, differences
 from paceline.bench.study import RunData
+from paceline.config import SECTIONS
 from paceline.report.blocks import Block, Cell, Code, Section, Table, Text, count, listed, number, seconds
 
 MOST_COLUMNS = 6
@@ -34,7 +35,10 @@ def configuration(groups: Sequence[Group]) -> Section:
     else:
         rows = []
         for key, values in differing.items():
-            by_value: dict[str, int] = Counter(_value(value) for value in values)
+            section = key.partition(".")[0]
+            own = [section not in SECTIONS or run.algo == section for run in firsts]
+            held = [value for value, mine in zip(values, own, strict=True) if mine]
+            by_value: dict[str, int] = Counter(_value(value) for value in held)
             rows.append([Cell(key), Cell(listed([f"{text} ({many})" for text, many in by_value.items()], 12))])
         blocks.append(Table("Settings in which the groups differ", ["setting", "values (groups with it)"], rows))
     known = next((run for run in firsts if run.config), None)

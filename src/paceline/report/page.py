@@ -14,9 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from paceline.bench import files
-from paceline.bench.files import FINISHED, Tree
-from paceline.bench.groups import Group, group
-from paceline.bench.study import STUDIES, RunData, load_runs
+from paceline.bench.files import FAILED, FINISHED, Tree
+from paceline.bench.groups import Group, group, relabel
+from paceline.bench.study import STUDIES, RunData, load_runs, unreadable
 from paceline.config import UserError
 from paceline.report import assets, markdown, origins, sections
 from paceline.report.blocks import (
@@ -26,6 +26,7 @@ from paceline.report.blocks import (
     Section,
     Tile,
     count,
+    file_names,
     interval,
     listed,
     number,
@@ -79,13 +80,13 @@ def build(
     paths: Sequence[Path], runs: list[RunData], *, title: str | None = None, timelines: Sequence[Path] = ()
 ) -> Page:
     groups = group(runs)
-    slots = {one.label: number_ for number_, one in enumerate(groups)}
     names = list(dict.fromkeys(run.task for run in runs))
-    tasks = [Task(name, _of_task(groups, name), slots, index) for index, name in enumerate(names)]
+    called = file_names(names)
+    tasks = [Task(called[name], _of_task(groups, name), index) for index, name in enumerate(names)]
     found = find_timelines(paths, runs, timelines)
     parts = [
         sections.results(tasks),
-        sections.missing(runs),
+        sections.missing(runs, unreadable(paths)),
         sections.learning(tasks),
         sections.scaling(tasks),
         sections.time_split(groups),
@@ -112,7 +113,8 @@ def lead(runs: Sequence[RunData], groups: Sequence[Group]) -> str:
     def all_of(values: Sequence[str]) -> str:
         return listed(list(dict.fromkeys(values)), 4)
 
-    what = f"{all_of([run.algo.upper() for run in runs])} on {all_of([run.env for run in runs])}"
+    envs = file_names(list(dict.fromkeys(run.env for run in runs)))
+    what = f"{all_of([run.algo.upper() for run in runs])} on {all_of(list(envs.values()))}"
     sizes = sorted({run.workers for run in runs})
     workers = f" with {', '.join(map(str, sizes))} worker{'' if sizes == [1] else 's'}" if sizes else ""
     return f"{what}{workers}: {count(len(runs), 'run')} in {count(len(groups), 'group')}."
@@ -133,7 +135,7 @@ def verdict(tasks: Sequence[Task], runs: Sequence[RunData]) -> tuple[str, list[s
             lines.append(f"Its {last.workers} workers are {bound}.")
     for task in tasks:
         if task.by_steps is None:
-            lines.append(f"{task.name}: no run has finished yet.")
+            lines.append(f"{task.name}: no run has finished{'' if _ended(task.runs) else ' yet'}.")
             continue
         best = max(task.by_steps.results, key=lambda result: result.score.value)
         sure = interval(best.score.low, best.score.high)
@@ -159,6 +161,10 @@ def verdict(tasks: Sequence[Task], runs: Sequence[RunData]) -> tuple[str, list[s
     return lines[0], lines[1:]
 
 
+def _ended(runs: Sequence[RunData]) -> bool:
+    return all(run.state in (FINISHED, FAILED) for run in runs)
+
+
 def _overlap(low: float | None, high: float | None, mine: float, theirs: float) -> bool:
     return (mine if low is None else low) <= (theirs if high is None else high)
 
@@ -174,11 +180,10 @@ def tiles(tasks: Sequence[Task], runs: Sequence[RunData]) -> list[Tile]:
     if families:
         point = max((family.points[-1] for family in families), key=lambda one: one.speed_up.value)
         shown.append(Tile("best speed-up", times(point.speed_up.value), f"{point.workers} workers"))
-    if len(tasks) == 1 and tasks[0].by_steps is not None:
-        best = max(tasks[0].by_steps.results, key=lambda result: result.score.value)
-        sure = interval(best.score.low, best.score.high)
-        small = f"95 %: {sure}" if sure else best.label
-        shown.append(Tile(f"best return{tasks[0].cut}", number(best.score.value), small))
+    scored = [task for task in tasks if task.by_steps is not None]
+    if len(scored) == 1 and scored[0].by_steps is not None:
+        best = max(scored[0].by_steps.results, key=lambda result: result.score.value)
+        shown.append(Tile(f"best return{scored[0].cut}", number(best.score.value), best.label))
     spent = sum(run.wall_seconds for run in runs if run.wall_seconds > 0)
     steps = sum(run.env_steps for run in runs)
     shown.append(Tile("time of all runs", seconds(spent), f"{number(steps)} steps"))
@@ -244,4 +249,4 @@ def charts_of(section: Section) -> list[Chart]:
 
 def _of_task(groups: Sequence[Group], task: str) -> list[Group]:
     held = [(one, [run for run in one.runs if run.task == task]) for one in groups]
-    return [Group(one.label, one.key, runs) for one, runs in held if runs]
+    return relabel([Group(one.label, one.key, runs) for one, runs in held if runs])

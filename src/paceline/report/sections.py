@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -39,8 +40,9 @@ SHORT = 1.1
 class Task:
     """The groups of one task, with what is computed from them once."""
 
-    def __init__(self, name: str, groups: list[Group], slots: Mapping[str, int], number_: int) -> None:
-        self.name, self.groups, self.slots = name, groups, slots
+    def __init__(self, name: str, groups: list[Group], number_: int) -> None:
+        self.name, self.groups = name, groups
+        self.slots = {group.label: slot for slot, group in enumerate(groups)}
         self.id = f"task{number_}"
         shown = [
             Group(group.label, group.key, [run for run in group.runs if charts.has_returns(run)]) for group in groups
@@ -99,7 +101,10 @@ def _table_of_groups(task: Task) -> Table:
     head += [f"time to {number(solved)}"] if solved is not None else []
     head += ["speed-up", "efficiency"] if task.families else []
     rows = []
-    for group in task.groups:
+    # By return, where more workers are not the question.
+    scores = {label: result.score.value for label, result in found.items()}
+    first = task.groups if task.families else sorted(task.groups, key=lambda one: -scores.get(one.label, -math.inf))
+    for group in first:
         result = found.get(group.label)
         states = Counter(run.state for run in group.runs)
         missing = ", ".join(f"{many} {state}" for state, many in states.items() if state != FINISHED)
@@ -136,7 +141,7 @@ def _table_of_groups(task: Task) -> Table:
     horizon = next(iter(task.by_steps.horizon.values())) if task.by_steps else None
     at = "" if horizon is None else f"; return: interquartile mean over runs at {number(horizon)} steps, else means"
     caption = f"{task.name}{at}. Below: 95 % bootstrap intervals over runs."
-    return Table(caption, head, rows, numbers=tuple(range(2, len(head))))
+    return Table(caption, head, rows, numbers=tuple(range(1, len(head))))
 
 
 def _table_of_improvements(comparison: Comparison) -> Table:
@@ -148,7 +153,7 @@ def _table_of_improvements(comparison: Comparison) -> Table:
     return Table("Probability of improvement", head, rows, (2,), fold="How probably is one better than another?")
 
 
-def missing(runs: Sequence[RunData]) -> Section:
+def missing(runs: Sequence[RunData], closed: Sequence[str] = ()) -> Section:
     """What is not there, said plainly; also when nothing is missing."""
     blocks: list[Block] = []
     open_ = [run for run in runs if run.state != FINISHED]
@@ -173,8 +178,10 @@ def missing(runs: Sequence[RunData]) -> Section:
     else:
         blocks.append(Text("All runs finished."))
     if resumed:
-        said = f"{count(len(resumed), 'run')} interrupted and resumed, and counted as one each: {listed(resumed)}."
+        once = "counted once" if len(resumed) == 1 else "each counted once"
+        said = f"{count(len(resumed), 'run')} interrupted and resumed, {once}: {listed(resumed)}."
         blocks.append(Text(said))
+    blocks += [Text(f"{text}.", "notice") for text in closed]
     problems = [[Cell(run.name), Cell(text)] for run in runs for text in run.problems]
     if problems:
         blocks.append(Table("What is wrong with files", ["run", "problem"], problems))
@@ -228,14 +235,14 @@ def scaling(tasks: Sequence[Task]) -> Section | None:
         blocks.append(Pair(pair))
         rows = [
             [
-                Cell(point.group.label, slot=task.slots[point.group.label]),
+                Cell(point.group.label, slot=slot),
                 Cell(number(point.workers)),
                 estimate_cell(point.speed),
                 estimate_cell(point.speed_up, times),
                 estimate_cell(point.efficiency, percent),
                 Cell(seconds(_mean([run.wall_seconds for run in point.group.used]))),
             ]
-            for family in task.families
+            for slot, family in enumerate(task.families)
             for point in family.points
         ]
         blocks += [Text(text) for family in task.families if (text := law_of(family))]

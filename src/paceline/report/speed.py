@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.bench import laws
@@ -50,7 +50,9 @@ def families(groups: Sequence[Group]) -> list[Family]:
     of_engines = [members for kind in kinds for members in _by_engine(kind)]
     alike = [members for one in of_engines for members in _by(one, _telling(one))]
     scaled = [members for members in alike if len({group.used[0].workers for group in members}) > 1]
-    return [_family(members) for members in scaled]
+    found = [_family(members) for members in scaled]
+    names = [family.label for family in found]
+    return [replace(one, label=one.points[-1].group.label) if names.count(one.label) > 1 else one for one in found]
 
 
 def _differing(groups: Sequence[Group]) -> dict[str, list[Any]]:

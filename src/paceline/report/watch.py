@@ -1,28 +1,29 @@
-"""The runs under a folder as they stand, read again and again: only what has been added since the last look is read."""
+"""The runs under a folder as they stand, read again and again. Of most runs the end of their files is enough; of those
+whose curves are asked for, all rows are read once, and later what has been added since.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import stat
 import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from paceline.bench.files import RUNNING, is_number, one_line, state
+from paceline.bench.files import RUNNING, is_number, one_line, open_plain, state
 from paceline.bench.study import find_runs
 from paceline.config import UserError
+from paceline.report.growing import TAIL, Curve, Growing, Row
 from paceline.run.directory import plain
 from paceline.verdict import ASIDE, TRAINING
 
-Row = dict[str, Any]
 Stamp = tuple[int, int, int]
 
 PARTS = (*TRAINING, *ASIDE)
@@ -39,86 +40,26 @@ DETAILS = (
     "device",
     "nodes",
 )
-POINTS = 800
-"""Of a curve; when there are more, every other one goes."""
 SCAN_SECONDS = 3.0
 SETTLED_SECONDS = 5.0
 """How often a run that is not running is looked at."""
-TAIL = 64 << 10
+CURVES = 48
+"""Of how many runs curves are kept: those that no page shows go when there are more."""
+WALLS = 6
+"""Rows by which a run is judged to be silent."""
 DAMAGE = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RecursionError)
 """What comes of files that hold something else than they should."""
+SUMMED = {"algo", "env", "engine", "workers", "seed"}
+"""What the table needs of the settings."""
 LOG_ENDINGS = (".log", ".jsonl", ".txt", ".out", ".err")
 
 
-@dataclass
-class Growing:
-    """A file of JSON lines that is appended to, and rarely replaced by a shorter one."""
-
-    path: Path
-    offset: int = 0
-    tail: bytes = b""
-    """What stood before the offset: where it does no longer, the file is another one."""
-    inode: int = 0
-
-    def read(self) -> tuple[list[Row], bool]:
-        """The rows added since, and whether all that was read before is void. A line without its end waits."""
-        try:
-            with self.path.open("rb") as file:
-                about = os.fstat(file.fileno())
-                again = self.offset > 0 and not self._is_same(file, about)
-                if again:
-                    self.offset, self.tail = 0, b""
-                self.inode = about.st_ino
-                file.seek(self.offset)
-                rows = []
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    self.offset += len(line)
-                    self.tail = (self.tail + line)[-64:]
-                    if (row := _row(line)) is not None:
-                        rows.append(row)
-        except OSError:
-            return [], False
-        return rows, again
-
-    def _is_same(self, file: Any, about: os.stat_result) -> bool:
-        if about.st_ino != self.inode or about.st_size < self.offset:
-            return False
-        file.seek(self.offset - len(self.tail))
-        return bool(file.read(len(self.tail)) == self.tail)
-
-
-@dataclass
-class Curve:
-    """Points of one run, thinned when they are many. `epoch` changes when those sent before are void."""
-
-    epoch: int = 0
-    points: list[list[float | None]] = field(default_factory=list)
-    _stride: int = 1
-    _skipped: int = 0
-
-    def add(self, values: list[float | None]) -> None:
-        self._skipped += 1
-        if self.points and self._skipped < self._stride:
-            return
-        self._skipped = 0
-        self.points.append(values)
-        if len(self.points) > POINTS:
-            self.points = self.points[::2]
-            self._stride *= 2
-            self.epoch += 1
-
-    def clear(self) -> None:
-        self.points, self._stride, self._skipped = [], 1, 0
-        self.epoch += 1
-
-
 class LiveRun:
-    """One run directory. `version` grows whenever something that is shown has changed."""
+    """One run directory. `version` grows whenever something that is shown has changed; 0: not looked at yet. `wanted`:
+    some page shows its curves."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
+    def __init__(self, path: Path, name: str, *, wanted: bool = False) -> None:
+        self.path, self.name, self.wanted = path, name, wanted
         self.version = 0
         self.curve, self.evaluations = Curve(), Curve()
         self.config: Row = {}
@@ -130,7 +71,8 @@ class LiveRun:
         self._looked = 0.0
         self._state = ("", "")
         self._damage = ""
-        self._walls: deque[float] = deque(maxlen=6)
+        self._walls: list[float] = []
+        self._followed = False
 
     def look(self, now: float) -> None:
         """Damage to this run is no reason to see nothing of the others."""
@@ -162,21 +104,45 @@ class LiveRun:
         self.version += text != self._damage
         self._damage = text
 
+    @property
+    def behind(self) -> bool:
+        """Its curves are wanted and not all there."""
+        return self.wanted and (not self._followed or self._metrics.behind or self._evals.behind)
+
+    @property
+    def followed(self) -> bool:
+        """Its curves are held."""
+        return self._followed
+
+    def drop_curves(self) -> None:
+        self._followed = False
+        for file, curve in ((self._metrics, self.curve), (self._evals, self.evaluations)):
+            file.forget()
+            curve.clear()
+
     def _look(self, now: float) -> None:
-        if self.state != RUNNING and self._looked and now - self._looked < SETTLED_SECONDS:
+        settled = self.state != RUNNING and self._looked and now - self._looked < SETTLED_SECONDS
+        if settled and not self.behind:
             return
         self._looked, before = now, self._state
         changed = False
-        if self._moved("config.yaml"):
-            self.config, changed = _read_yaml(self.path / "config.yaml"), True
         if self._moved("status.json"):
             self.status, changed = _read_json(self.path / "status.json"), True
         if self._moved("summary.json"):
             self.summary, changed = _read_json(self.path / "summary.json"), True
+        # YAML is slow to read, and a summary says the same of a run that is over.
+        over = self.summary.keys() >= SUMMED and self.status.get("state") != "running"
+        if not over and self._moved("config.yaml"):
+            self.config, changed = _read_yaml(self.path / "config.yaml"), True
         if self._moved("metrics.jsonl"):
+            rows = self._metrics.last(WALLS)
+            self.last, changed = rows[-1] if rows else {}, True
+            walls = (_number(row.get("wall_seconds")) for row in rows)
+            self._walls = [wall for wall in walls if wall is not None]
+        if self.wanted:
             changed |= self._follow(self._metrics, self.curve, CURVE)
-        if self._moved("eval.jsonl"):
             changed |= self._follow(self._evals, self.evaluations, ("env_steps", "return_mean"))
+            self._followed = True
         self._state = state(self.status, {"wall_seconds": np.array(self._walls)})
         if changed or self._state != before:  # a run that falls silent changes no file
             self.version += 1
@@ -196,11 +162,11 @@ class LiveRun:
             "name": self.name,
             "state": self.state,
             "reason": self._state[1],
-            "algo": str(self.config.get("algo") or ""),
-            "env": str(env.get("id") or ""),
+            "algo": str(about.get("algo") or self.config.get("algo") or ""),
+            "env": str(about.get("env") or env.get("id") or ""),
             "engine": str(about.get("engine") or engine.get("name") or ""),
             "workers": about.get("workers") or engine.get("workers") or 1,
-            "seed": self.config.get("seed"),
+            "seed": about.get("seed", self.config.get("seed")),
             "env_steps": steps,
             "progress": min(1.0, steps / goal) if isinstance(goal, int) and goal > 0 else None,
             "iteration": last.get("iteration") or about.get("iterations"),
@@ -282,11 +248,6 @@ class LiveRun:
         for row in rows:
             if row.get("kind") in (None, "deterministic"):
                 curve.add([_short(row.get(name)) for name in names])
-        if file is self._metrics and rows:
-            self.last = rows[-1]
-            self._walls.extend(
-                float(wall) for row in rows[-6:] if (wall := _number(row.get("wall_seconds"))) is not None
-            )
         return again or bool(rows)
 
     def _moved(self, name: str) -> bool:
@@ -308,17 +269,30 @@ class Watcher:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.runs: dict[str, LiveRun] = {}
+        self.wanted: frozenset[str] = frozenset()
+        """The runs whose curves some page shows."""
         self._scanned = -SCAN_SECONDS
 
-    def poll(self) -> None:
+    def poll(self, seconds: float = math.inf) -> bool:
+        """Look at all runs, or begin to, for so long; whether that was all."""
         now = time.monotonic()
         if now - self._scanned >= SCAN_SECONDS:
             self._scanned = now
             found = named_runs(self.folder)
             runs = {name: self.runs.get(name) or LiveRun(path, name) for name, path in found.items()}
             self.runs = runs  # in one step: another thread reads it
-        for run in self.runs.values():
+        wanted = self.wanted
+        for name, run in self.runs.items():
+            run.wanted = name in wanted
+        idle = [run for run in self.runs.values() if run.followed and not run.wanted]
+        for run in idle[: max(0, len(idle) + len(wanted) - CURVES)]:
+            run.drop_curves()
+        # New ones first, those that are at work before those that are not.
+        for run in sorted(self.runs.values(), key=lambda run: (run.version > 0, run.state != RUNNING)):
             run.look(now)
+            if time.monotonic() - now > seconds:
+                break
+        return not any(run.behind or not run.version for run in self.runs.values())
 
 
 def named_runs(folder: Path) -> dict[str, Path]:
@@ -329,17 +303,10 @@ def named_runs(folder: Path) -> dict[str, Path]:
         return {}
 
 
-def _row(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None  # half a line after a crash: the others are still worth showing
-    return row if isinstance(row, dict) else None
-
-
 def _read_json(path: Path) -> Row:
     try:
-        value = json.loads(path.read_bytes())
+        with open_plain(path) as file:
+            value = json.load(file)
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -347,7 +314,8 @@ def _read_json(path: Path) -> Row:
 
 def _read_yaml(path: Path) -> Row:
     try:
-        value = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        with open_plain(path) as file:
+            value = yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -8,6 +8,13 @@ const Charts = (() => {
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const colour = (slot) => css(`--c${slot % 7}`);
   const dash = (slot) => DASHES[Math.floor(slot / 7) % DASHES.length];
+  // A piece of the line that stands for a slot, in a table or a legend.
+  const sample = (slot, style = { dash: "dashed", dot: "dotted" }[dash(slot)] || "solid") => {
+    const found = document.createElement("span");
+    found.className = "swatch";
+    found.style.borderTop = `3px ${style} var(${slot === null ? "--soft" : `--c${slot % 7}`})`;
+    return found;
+  };
   // Text of runs may hold anything, and plotly understands a little HTML.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
@@ -32,6 +39,17 @@ const Charts = (() => {
 
   const narrow = () => window.innerWidth < 640;
 
+  // A line so far off that the curves would be pressed together is said and not drawn.
+  const threshold = (chart, traces) => {
+    const at = chart.threshold, text = `${chart.threshold_label || "solved"} at ${at}`;
+    let low = Infinity, high = -Infinity;
+    for (const trace of traces) for (const y of trace.y) if (y !== null) [low, high] = [Math.min(low, y), Math.max(high, y)];
+    const room = 1.5 * Math.max(high - low, 0.25 * Math.abs(high));
+    if (at <= high + room && at >= low - room) return dashed(at, text);
+    const note = { xref: "paper", yref: "paper", x: 0.01, y: 1, xanchor: "left", yanchor: "top", showarrow: false, font: { size: 11, color: css("--soft") } };
+    return { annotations: [{ ...note, text: `${text}, ${at > high ? "far above" : "far below"} this` }] };
+  };
+
   // At the left, where curves have yet to rise.
   const dashed = (at, text) => ({
     shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: at, y1: at, line: { color: css("--soft"), width: 1, dash: "dash" }, layer: "below" }],
@@ -52,7 +70,7 @@ const Charts = (() => {
   // series: [{label, slot, steps, wall: {x, mean, low, high}, members: [{label, steps, wall, y}], dots: {x, y} of steps}]
   const curves = (chart, options) => {
     const along = options.x || "steps", traces = [];
-    for (const s of chart.series) {
+    for (const s of chart.series.filter((one) => !options.hidden.has(one.label))) {
       const c = colour(s.slot), band = s[along], group = s.label;
       const member = !options.members ? [] : s.members;
       for (const m of member) {
@@ -72,15 +90,16 @@ const Charts = (() => {
           line: { color: c, width: 1.2, dash: "dot" }, marker: { color: css("--page"), size: 7, line: { color: c, width: 2 } }, hovertemplate: "%{y:.4~g}" });
       }
     }
-    const line = chart.threshold == null ? {} : dashed(chart.threshold, `${chart.threshold_label || "solved"} at ${chart.threshold}`);
-    return [traces, layout({ ...line, hovermode: "x unified", xaxis: axis(chart.x[along], { rangemode: "tozero", hoverformat: ".4~s" }), yaxis: axis(chart.y, chart.tozero ? { rangemode: "tozero" } : {}) })];
+    const line = chart.threshold == null || !traces.length ? {} : threshold(chart, traces);
+    const legend = chart.series.map((s) => [s.label, sample(s.slot)]);
+    return [traces, layout({ ...line, showlegend: false, height: options.width ? 250 : narrow() ? 280 : 340, hovermode: "x unified", xaxis: axis(chart.x[along], { rangemode: "tozero", hoverformat: ".4~s" }), yaxis: axis(chart.y, chart.tozero ? { rangemode: "tozero" } : {}) }), legend];
   };
 
   // series: [{label, slot, x, y, low, high}]; ideal: {x, y}; guess: [{label, slot, x, y, low, high}]
-  const points = (chart) => {
+  const points = (chart, options) => {
     const traces = [], ticks = [...new Set(chart.series.flatMap((s) => s.x).concat(chart.ideal ? chart.ideal.x : []))].sort((a, b) => a - b);
-    if (chart.ideal) traces.push({ x: chart.ideal.x, y: chart.ideal.y, mode: "lines", name: "ideal", line: { color: css("--soft"), width: 1, dash: "dash" }, hoverinfo: "skip" });
-    for (const s of chart.series) {
+    if (chart.ideal && !options.hidden.has("ideal")) traces.push({ x: chart.ideal.x, y: chart.ideal.y, mode: "lines", name: "ideal", line: { color: css("--soft"), width: 1, dash: "dash" }, hoverinfo: "skip" });
+    for (const s of chart.series.filter((one) => !options.hidden.has(one.label))) {
       const c = colour(s.slot);
       traces.push({ x: s.x, y: s.y, mode: "lines+markers", name: plain(s.label), line: { color: c, width: 2, dash: s.guess ? "dot" : "solid" },
         marker: { color: s.guess ? css("--page") : c, size: s.guess ? s.x.map((_, i) => (i ? 9 : 0)) : 9, symbol: SYMBOLS[s.slot % 7], line: { color: c, width: 2 } },
@@ -89,7 +108,8 @@ const Charts = (() => {
         hovertemplate: `%{x} ${chart.unit}: %{y:${chart.format}}` + (s.low ? ` (%{customdata[0]:${chart.format}} to %{customdata[1]:${chart.format}})` : "") });
     }
     const y = { rangemode: "tozero", tickformat: chart.format === ".0%" ? ".0%" : undefined };
-    return [traces, layout({ height: 330, xaxis: axis(chart.x, { type: "log", tickvals: ticks, ticktext: ticks.map(String), minor: { ticks: "" } }), yaxis: axis(chart.y, y) })];
+    const legend = [...(chart.ideal ? [["ideal", sample(null, "dashed")]] : []), ...chart.series.map((s) => [s.label, sample(s.slot, s.guess ? "dotted" : "solid")])];
+    return [traces, layout({ showlegend: false, height: 310, xaxis: axis(chart.x, { type: "log", tickvals: ticks, ticktext: ticks.map(String), minor: { ticks: "" } }), yaxis: axis(chart.y, y) }), legend];
   };
 
   // rows: labels; parts: [{name, seconds: []}]
@@ -136,9 +156,39 @@ const Charts = (() => {
 
   const kinds = { curves, points, split, bars, timeline };
 
+  // Names stand below the plot as part of the page: they wrap, and never take its room. A click hides or shows one.
+  const legends = (element, entries, hidden) => {
+    let list = element.nextElementSibling;
+    if (!list || !list.matches(".legend")) {
+      list = document.createElement("div");
+      list.className = "legend";
+      element.after(list);
+    }
+    const key = JSON.stringify([entries.map(([label, line]) => [label, line.style.borderTop]), [...hidden]]);
+    if (list.dataset.key === key) return;
+    list.dataset.key = key;
+    const at = [...list.children].indexOf(document.activeElement);
+    list.replaceChildren(...entries.map(([label, line]) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.ariaPressed = String(!hidden.has(label));
+      button.append(line, label);
+      button.onclick = () => {
+        if (!hidden.delete(label)) hidden.add(label);
+        draw(element, ...drawn.get(element));
+      };
+      return button;
+    }));
+    if (at >= 0 && list.children[at]) list.children[at].focus();
+  };
+
+  const hidden = new WeakMap();
+
   const draw = (element, chart, options = {}) => {
     drawn.set(element, [chart, options]);
-    const [traces, look] = kinds[chart.kind](chart, options);
+    if (!hidden.has(element)) hidden.set(element, new Set());
+    const [traces, look, entries] = kinds[chart.kind](chart, { ...options, hidden: hidden.get(element) });
+    if (entries && !options.unnamed) legends(element, entries, hidden.get(element));
     if (options.height) look.height = options.height;
     if (options.uirevision) look.uirevision = options.uirevision;
     if (options.width) look.width = options.width;
@@ -154,5 +204,5 @@ const Charts = (() => {
   addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; again({ width: 660 }); });
   addEventListener("afterprint", () => { delete document.documentElement.dataset.theme; again({ width: undefined }); });
 
-  return { draw, colour };
+  return { draw, sample };
 })();

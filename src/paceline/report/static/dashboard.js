@@ -4,7 +4,9 @@
 const $ = (id) => document.getElementById(id);
 const runs = new Map(), curves = new Map(), slots = new Map();
 const MOST = 12;
-let shown = new Set(), focus = "", source = null, chosen = false, along = "steps";
+const plotly = Object.assign(document.createElement("script"), { src: document.currentScript.dataset.plotly });
+let shown = new Set(), focus = "", source = null, chosen = null, along = "steps";
+let unread = 0;
 let order = { key: "", down: true }, details = null, log = { name: "", next: null }, dirty = true;
 
 const short = (value, digits = 3) => {
@@ -45,6 +47,11 @@ const show = (names) => {
   listen();
 };
 
+const choose = (names) => {
+  chosen = true;
+  show(names);
+};
+
 const newest = () => {
   const all = [...runs.values()].sort((a, b) => (b.state === "running") - (a.state === "running") || String(b.updated_at).localeCompare(String(a.updated_at)));
   const now = all.filter((run) => run.state === "running");
@@ -70,27 +77,27 @@ const take = (news) => {
     held[part.kind] = part.from ? held[part.kind].slice(0, part.from).concat(part.points) : part.points;
     curves.set(part.name, held);
   }
+  unread = news.unread;
   if (news.focus && news.focus.name === focus) details = news.focus;
   dirty = true;
-  if (!chosen && runs.size) {
-    chosen = true;
+  // Until the reader has chosen: what is at work, also when it begins later.
+  const working = [...runs.values()].filter((run) => run.state === "running").map((run) => run.name).sort().join();
+  if (!unread && runs.size && (chosen === null || (chosen !== true && working && working !== chosen))) {
+    chosen = working;
     const names = newest();
     focus = names[0] || "";
+    details = null;
     show(names);
   }
 };
 
 const row = (run) => {
   const tick = make("input", { type: "checkbox", checked: shown.has(run.name), ariaLabel: `show ${run.name}` });
-  tick.onchange = () => show(tick.checked ? [...shown, run.name] : [...shown].filter((name) => name !== run.name));
+  tick.onchange = () => choose(tick.checked ? [...shown, run.name] : [...shown].filter((name) => name !== run.name));
   const name = make("button", { type: "button", textContent: run.name, ariaLabel: `details of ${run.name}` });
-  name.onclick = () => { focus = run.name; details = null; log = { name: "", next: null }; show(shown.has(run.name) ? [...shown] : [...shown, run.name]); };
+  name.onclick = () => { focus = run.name; details = null; log = { name: "", next: null }; choose(shown.has(run.name) ? [...shown] : [...shown, run.name]); };
   const cell = make("td", { className: "name" });
-  if (shown.has(run.name)) {
-    const swatch = make("span", { className: "swatch" });
-    swatch.style.background = Charts.colour(slot(run.name));
-    cell.append(swatch);
-  }
+  if (shown.has(run.name)) cell.append(Charts.sample(slot(run.name)));
   cell.append(name, make("small", { textContent: `${run.algo} · ${run.env} · ${run.engine}${run.workers > 1 ? ` × ${run.workers}` : ""} · seed ${run.seed ?? 0}` }));
   const steps = make("td", { className: "number" }, short(run.env_steps));
   if (run.progress !== null && run.state === "running") steps.append(make("progress", { value: run.progress, ariaLabel: "progress" }));
@@ -117,10 +124,11 @@ const table = () => {
     const again = [...$("runs").querySelectorAll("input, button")].find((element) => element.ariaLabel === at);
     if (again) again.focus();
   } else $("runs").replaceChildren(...listed().map(row));
-  $("empty").hidden = runs.size > 0;
+  $("empty").hidden = runs.size + unread > 0;
   const counts = {};
   for (const run of runs.values()) counts[run.state] = (counts[run.state] || 0) + 1;
-  $("counts").textContent = Object.entries(counts).map(([state, count]) => `${count} ${state}`).join(" · ");
+  const said = Object.entries(counts).map(([state, count]) => `${count} ${state}`);
+  $("counts").textContent = [...said, ...(unread ? [`${unread} still to be read`] : [])].join(" · ");
 };
 
 // The speed of single iterations jumps: each value is the mean of nine, fewer at the ends.
@@ -143,7 +151,7 @@ const plots = () => {
   });
   const x = { steps: "environment steps", wall: "seconds" };
   Charts.draw($("returns"), { kind: "curves", x, y: "return", series: series(2) }, { x: along, height: 320, uirevision: along });
-  Charts.draw($("speed"), { kind: "curves", x, y: "steps/s", series: series(3), tozero: true }, { x: along, height: 260, uirevision: along });
+  Charts.draw($("speed"), { kind: "curves", x, y: "steps/s", series: series(3), tozero: true }, { x: along, height: 260, uirevision: along, unnamed: true });
   const split = names.map((name) => runs.get(name).split);
   bars($("split"), names, split);
 };
@@ -183,6 +191,7 @@ const facts = () => {
     if (!names.includes(log.name)) log = { name: names[0] || "", next: null };
     $("logs").value = log.name;
   }
+  $("log-choice").hidden = !names.length;
   if (!names.length) $("log").textContent = "no logs: one process writes none";
 };
 
@@ -205,13 +214,20 @@ const paint = () => {
   if (!dirty || document.hidden) return;
   dirty = false;
   table();
+  if (!window.Plotly) return drawLater(); // megabytes: the table is read meanwhile
   plots();
   facts();
 };
 
+const drawLater = () => {
+  if (plotly.parentNode || !runs.size) return;
+  plotly.onload = () => { dirty = true; paint(); };
+  requestAnimationFrame(() => setTimeout(() => document.head.append(plotly)));
+};
+
 $("filter").oninput = table;
-$("newest").onclick = () => show(newest());
-$("none").onclick = () => show([]);
+$("newest").onclick = () => choose(newest());
+$("none").onclick = () => choose([]);
 $("logs").onchange = () => { log = { name: $("logs").value, next: null }; readLog(); };
 for (const button of document.querySelectorAll("[data-sort]")) {
   button.onclick = () => { order = { key: button.dataset.sort, down: order.key === button.dataset.sort ? !order.down : button.dataset.sort !== "name" }; table(); };

@@ -5,12 +5,11 @@ const nonce = document.currentScript.nonce;
 const charts = JSON.parse(document.getElementById("charts").textContent);
 const options = {};
 
-const swatches = () => {
-  for (const swatch of document.querySelectorAll("[data-slot]")) swatch.style.background = Charts.colour(Number(swatch.dataset.slot));
-};
+for (const swatch of document.querySelectorAll("[data-slot]")) swatch.replaceWith(Charts.sample(Number(swatch.dataset.slot)));
 
 const unpack = async () => {
-  const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (letter) => letter.charCodeAt(0));
+  const letters = atob(document.getElementById("plotly").textContent), packed = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i += 1) packed[i] = letters.charCodeAt(i);
   const text = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   const script = document.createElement("script");
   script.nonce = nonce;
@@ -68,6 +67,4 @@ for (const button of document.querySelectorAll("[data-copy]")) {
     }
   });
 }
-swatches();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", swatches);
 start();
