@@ -27,6 +27,7 @@ from paceline.spaces import ActionCodec, Array, ObservationCodec
 
 QLoss = Callable[[Floats], Floats]
 """Action values `[K, B]` → the gradient of the loss with respect to them."""
+AHEAD_ROWS = 512  # that the target network looks at together, where several optimizer steps are known beforehand
 
 
 class EpsilonGreedy(Head):
@@ -36,24 +37,22 @@ class EpsilonGreedy(Head):
         self.num_outputs, self.epsilon = actions, epsilon
 
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        return rng.random((*shape, 2), np.float32)
+        """The action to take whatever it is worth, -1 for the best one."""
+        explores, which = np.moveaxis(rng.random((*shape, 2), np.float32), -1, 0)
+        # Float32 has no number between 1 - 2^-24 and 1, but a product may be rounded up to a whole one.
+        action = np.minimum(np.floor(which * self.num_outputs), self.num_outputs - 1)
+        noise: Floats = np.where(explores < self.epsilon, action, np.float32(-1))
+        return noise
 
     def sample(self, out: Floats, noise: Floats) -> Array:
         action: Array = out.argmax(axis=0)
-        explores = noise[:, 0] < self.epsilon
-        if np.count_nonzero(explores):
-            np.copyto(action, self._any(noise), where=explores, casting="unsafe")
+        if np.maximum.reduce(noise) >= 0:
+            np.copyto(action, noise, where=noise >= 0, casting="unsafe")
         return action[:, None]
 
     def blind(self, noise: Floats) -> Array | None:
         """The actions, where none of them depends on what an action is worth."""
-        all_of_them = np.count_nonzero(noise[:, 0] < self.epsilon) == len(noise)
-        return self._any(noise).astype(np.int64)[:, None] if all_of_them else None
-
-    def _any(self, noise: Floats) -> Floats:
-        # Float32 has no number between 1 - 2^-24 and 1, but a product may be rounded up to a whole one.
-        which: Floats = np.minimum(np.floor(noise[:, 1] * self.num_outputs), self.num_outputs - 1)
-        return which
+        return noise.astype(np.int64)[:, None] if np.minimum.reduce(noise) >= 0 else None
 
     def mode(self, out: Floats) -> Array:
         action: Array = out.argmax(axis=0)[:, None]
@@ -243,7 +242,7 @@ class QPolicy(Policy):
         self.fast: FastMlp | None = None
         if observation.images:
             keep_freed_memory()
-        self.helper: Twin | None = None
+        self.helper: Twin | None = None  # a second thread
         self.keeps_values = hyper.prioritized
         """Whether acting notes the value of the action and that of the best one."""
         self.head = EpsilonGreedy(action.nvec[0], 0.0 if noisy is not None else hyper.epsilon_start)
@@ -251,14 +250,14 @@ class QPolicy(Policy):
         self._scale: tuple[Floats, Floats] | None = None
 
     def use_threads(self, threads: int, rows: int) -> int:
-        """Two at most for an MLP, if learning from so many rows is enough work for them; how many it will be."""
+        """Two at most for an MLP, where learning from so many rows at once is enough work for them; how many it will
+        be. The second looks ahead with the target network."""
         fast = self.online.fast
         assert fast is not None
-        if threads < 2 or rows * sum(tower.products for tower in fast.towers) < MIN_PARALLEL_PRODUCTS:
+        products = AHEAD_ROWS * sum(tower.products for tower in fast.towers)
+        if threads < 2 or rows <= AHEAD_ROWS or products < MIN_PARALLEL_PRODUCTS:
             return 1
         self.helper = Twin()
-        for tower in fast.towers:
-            tower.helper = self.helper
         return 2
 
     def act(self, observation: Array, noise: Floats) -> tuple[Array, Floats | None, Floats | None]:
