@@ -9,6 +9,7 @@ them is worth.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from paceline.rollout.replay import Replay, Sample
 LEAST_PRIORITY = 1e-6  # an error of 0 can be drawn again
 CHUNK_BYTES = 4_000_000  # of observations that are drawn at once, for several optimizer steps
 MOST_RECENT = 256  # optimizer steps that metrics are made of
+After = Callable[[slice], Floats]
+"""Rows of a sample → what the target network says of the states after them, `[K, B]`."""
 
 
 class DQN(Algorithm):
@@ -193,9 +196,13 @@ class DQN(Algorithm):
             later[:, part] = policy.target.values(sample.next_obs[part])
 
         with Ahead(look, math.ceil(rows / piece), policy.helper) as ahead:
+
+            def after(part: slice) -> Floats:
+                ahead.need(part.start // piece)
+                return later[:, part]
+
             for begin in range(0, rows, size):
-                ahead.need(begin // piece)
-                self._step(sample, slice(begin, begin + size), later, error, learning_rate)
+                self._step(sample, slice(begin, begin + size), after, error, learning_rate)
         if self.optimizer_steps % hyper.target_update_every == 0:
             policy.target.parameters.lerp_(policy.parameters, hyper.target_tau)
             self.target_updates += 1
@@ -203,15 +210,16 @@ class DQN(Algorithm):
         self.steps_trained += steps * size
         return error
 
-    def _step(self, sample: Sample, part: slice, later: Floats, error: Floats, learning_rate: float) -> None:
-        """One optimizer step. `later [K, …]`: what the target network says of the states after."""
+    def _step(self, sample: Sample, part: slice, after: After, error: Floats, learning_rate: float) -> None:
+        """One optimizer step."""
         online, action = self.policy.online, sample.action[part]
         weight = None if sample.weight is None else sample.weight[part]
         best: NDArray[np.int64] | None = None
 
         def loss(q: Floats) -> Floats:
             """The gradient of the mean Huber loss, `[K, B]`: only of the actions that were taken."""
-            worth = later[:, part].max(axis=0) if best is None else later[best, self._rows + part.start]
+            later = after(part)
+            worth = later.max(axis=0) if best is None else later[best, self._rows]
             np.multiply(sample.discount[part], worth, out=self._target)
             np.add(self._target, sample.reward[part], out=self._target)
             bound, values, differs = np.float32(self.hyper.huber), self._recent.values, error[part]

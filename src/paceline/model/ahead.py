@@ -1,8 +1,4 @@
-"""Pieces of work that are needed one after the other, done ahead of that in a second thread.
-
-Nobody waits for a thread that has not begun: the one who needs a piece then does it. So a second thread that gets no
-core, because others use it, costs next to nothing.
-"""
+"""Pieces of work that are needed one after the other, done ahead of that in a second thread."""
 
 from __future__ import annotations
 
@@ -17,8 +13,8 @@ class Ahead:
     """`work(k)` for each piece k, in order. Leaving the block ends the work that is left."""
 
     def __init__(self, work: Callable[[int], None], pieces: int, helper: Twin | None) -> None:
-        self._work, self._helper = work, helper if pieces > 1 else None
-        self._left = deque(range(1, pieces))  # the first is needed at once
+        self._work, self._helper = work, helper
+        self._left = deque(range(pieces))
         self._done = [False] * pieces
         self._stops = False
 
@@ -36,7 +32,7 @@ class Ahead:
         """Returns when it is done."""
         if self._done[piece]:
             return
-        if piece == 0 or self._claims(piece):
+        if self._claims(piece):
             self._work(piece)
             self._done[piece] = True
         else:  # the other thread is at it

@@ -9,9 +9,11 @@ pays.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -70,6 +72,8 @@ class Tower:
         self._storage: list[Floats] = []
         self._most_rows = 0
         self._workspaces: dict[int, Workspace] = {}
+        self.helper: Twin | None = None
+        """A second thread: it makes the gradients of large weights while this one goes on to the layers below."""
 
     def forward(self, x: Floats) -> Floats:
         """`x [B, D]` → `[K, B]`: this tower's array, good until the next call."""
@@ -97,10 +101,16 @@ class Tower:
     def backward(self, d_out: Floats) -> None:
         """The gradient of the last forward pass, given d loss / d output `[K, B]`."""
         space = self._last
-        d = d_out
+        d, began = d_out, None
         np.add.reduce(d, axis=1, out=self._d_biases[-1])
         for layer in range(len(self._weights) - 1, -1, -1):
-            np.matmul(d, space.h[layer - 1] if layer else self._x, out=self._d_weights[layer])
+            before, weight = space.h[layer - 1] if layer else self._x, self._d_weights[layer]
+            helper = self.helper if layer and len(before) * weight.size >= MIN_PARALLEL_PRODUCTS else None
+            if helper is not None and helper.is_free():
+                began = helper
+                helper.begin(functools.partial(np.matmul, d, before, out=weight))
+            else:
+                np.matmul(d, before, out=weight)
             if layer:
                 below = space.d[layer - 1]
                 if len(d) == 1:  # an outer product, which matmul leaves to a slow loop
@@ -110,6 +120,8 @@ class Tower:
                 self._activation_backward(space, layer - 1)
                 np.matmul(space.ones, below, out=self._d_biases[layer - 1])
                 d = below.T
+        if began is not None:
+            began.join()
 
     def _activate(self, h: Floats, h_torch: Tensor) -> None:
         if self._activation == "tanh":
@@ -278,13 +290,15 @@ class Pace:
 
 
 class Twin:
-    """A second thread that waits for work. numpy and torch leave Python to the other while they compute."""
+    """A second thread that waits for work. numpy and torch leave Python to the other while they compute. What it has
+    not begun when it is needed is done by the one who needs it: a thread that gets no core costs next to nothing.
+    """
 
     def __init__(self) -> None:
         self._go, self._done = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._done.acquire()
-        self._work: Work = lambda: None
+        self._offered: deque[Work] = deque()  # one at most, to be taken by either
         self._error: BaseException | None = None
         self._busy = False
         threading.Thread(target=self._serve, daemon=True, name="twin").start()
@@ -297,28 +311,46 @@ class Twin:
         finally:
             self.join()
 
+    def is_free(self) -> bool:
+        if self._busy and not self._done.locked():
+            self.join()
+        return not self._busy
+
     def begin(self, work: Work) -> None:
-        """Start it in the other thread, which has none."""
-        self._work, self._busy = work, True
-        self._go.release()
+        """Start it in the other thread, which is free."""
+        self._busy = True
+        self._offered.append(work)
+        if self._go.locked():  # or it has not yet come for what it was called for before
+            self._go.release()
 
     def join(self) -> None:
         """Until what was begun, if anything, is done."""
         if not self._busy:
             return
-        self._done.acquire()
         self._busy = False
+        try:
+            work = self._offered.pop()
+        except IndexError:
+            self._done.acquire()
+        else:
+            work()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def _serve(self) -> None:
+        # Torch counts its threads per thread: without this it would give this one a team that spins on all cores.
+        torch.set_num_threads(1)
         while True:
             self._go.acquire()
             try:
+                work = self._offered.pop()
+            except IndexError:  # the other has done it
+                continue
+            try:
                 with np.errstate(all="ignore"):  # numpy keeps this per thread; the loop reports what is not finite
-                    self._work()
-            except BaseException as error:  # it is raised again in `both`
+                    work()
+            except BaseException as error:  # it is raised again in `join`
                 self._error = error
             self._done.release()
 
