@@ -38,10 +38,10 @@ class EpsilonGreedy(Head):
 
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """The action to take whatever it is worth, -1 for the best one."""
-        explores, which = np.moveaxis(rng.random((*shape, 2), np.float32), -1, 0)
+        drawn = rng.random((*shape, 2), np.float32)
         # Float32 has no number between 1 - 2^-24 and 1, but a product may be rounded up to a whole one.
-        action = np.minimum(np.floor(which * self.num_outputs), self.num_outputs - 1)
-        noise: Floats = np.where(explores < self.epsilon, action, np.float32(-1))
+        action = np.minimum(np.floor(drawn[..., 1] * self.num_outputs), self.num_outputs - 1)
+        noise: Floats = np.where(drawn[..., 0] < self.epsilon, action, np.float32(-1))
         return noise
 
     def sample(self, out: Floats, noise: Floats) -> Array:
