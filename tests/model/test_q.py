@@ -102,7 +102,7 @@ def test_noise_is_of_factors_and_its_gradient_that_of_autograd() -> None:
 def test_evaluation_is_without_noise_and_acting_goes_on_with_the_same() -> None:
     policy = make(exploration="noisy")
     policy.online.resample(np.random.default_rng(5))
-    x, noise = rows(policy), np.full(ROWS, -1, np.float32)
+    x, noise = rows(policy), np.ones((ROWS, 2), np.float32)
     noisy = policy.online.noisy_values(x).copy()
     policy.best(x)
     quiet = policy.online.values(x).copy()

@@ -37,22 +37,24 @@ class EpsilonGreedy(Head):
         self.num_outputs, self.epsilon = actions, epsilon
 
     def noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        """The action to take whatever it is worth, -1 for the best one."""
-        drawn = rng.random((*shape, 2), np.float32)
-        # Float32 has no number between 1 - 2^-24 and 1, but a product may be rounded up to a whole one.
-        action = np.minimum(np.floor(drawn[..., 1] * self.num_outputs), self.num_outputs - 1)
-        noise: Floats = np.where(drawn[..., 0] < self.epsilon, action, np.float32(-1))
-        return noise
+        return rng.random((*shape, 2), np.float32)
 
     def sample(self, out: Floats, noise: Floats) -> Array:
         action: Array = out.argmax(axis=0)
-        if np.maximum.reduce(noise) >= 0:
-            np.copyto(action, noise, where=noise >= 0, casting="unsafe")
+        explores = noise[:, 0] < self.epsilon
+        if np.count_nonzero(explores):
+            np.copyto(action, self._any(noise), where=explores, casting="unsafe")
         return action[:, None]
 
     def blind(self, noise: Floats) -> Array | None:
         """The actions, where none of them depends on what an action is worth."""
-        return noise.astype(np.int64)[:, None] if np.minimum.reduce(noise) >= 0 else None
+        all_of_them = np.count_nonzero(noise[:, 0] < self.epsilon) == len(noise)
+        return self._any(noise).astype(np.int64)[:, None] if all_of_them else None
+
+    def _any(self, noise: Floats) -> Floats:
+        # Float32 has no number between 1 - 2^-24 and 1, but a product may be rounded up to a whole one.
+        which: Floats = np.minimum(np.floor(noise[:, 1] * self.num_outputs), self.num_outputs - 1)
+        return which
 
     def mode(self, out: Floats) -> Array:
         action: Array = out.argmax(axis=0)[:, None]
