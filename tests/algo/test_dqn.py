@@ -176,10 +176,10 @@ def test_a_second_thread_changes_nothing(double: bool, monkeypatch: pytest.Monke
     results = []
     for threads, ahead_rows in ((1, 64), (2, 64), (2, 16), (1, 1)):
         monkeypatch.setattr("paceline.algo.dqn.AHEAD_ROWS", ahead_rows)
+        monkeypatch.setattr("paceline.model.q.AHEAD_ROWS", ahead_rows)
         monkeypatch.setattr("paceline.model.q.MIN_PARALLEL_PRODUCTS", 0)
-        monkeypatch.setattr("paceline.model.fast.MIN_PARALLEL_PRODUCTS", 0)
         algorithm = make(gradient_steps=30, target_update_every=11, double=double, hidden=[32, 32])
-        assert algorithm.policy.use_threads(threads, 16) == threads
+        assert algorithm.policy.use_threads(threads, 16 * 11) == threads
         for seed in range(3):
             algorithm.update(rollout(algorithm, steps=30, seed=seed), 0.5)
         results.append(algorithm.policy.parameters.clone())

@@ -66,6 +66,21 @@ def test_what_is_under_way_is_waited_for_and_the_rest_goes_on() -> None:
     assert len(done) <= 5  # nobody needs the others any more
 
 
+def test_there_are_never_two_at_work() -> None:
+    """They may share what they work with, as the network of the targets does."""
+    at_work = threading.Lock()
+
+    def work(piece: int) -> None:
+        assert at_work.acquire(blocking=False)
+        time.sleep(0.001 * (piece % 3))
+        at_work.release()
+
+    with Ahead(work, 60, Twin()) as ahead:
+        for piece in range(60):
+            time.sleep(0.001 * (piece % 4 == 0))
+            ahead.need(piece)
+
+
 def test_an_error_ahead_comes_out_where_the_piece_is_needed() -> None:
     def work(piece: int) -> None:
         raise FloatingPointError(str(piece))
@@ -85,4 +100,3 @@ def test_the_other_thread_is_one() -> None:
     twin.join()
     torch.set_num_threads(1)
     assert seen == [1]
-    assert twin.is_free()

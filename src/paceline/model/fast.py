@@ -9,7 +9,6 @@ pays.
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 import time
@@ -72,8 +71,6 @@ class Tower:
         self._storage: list[Floats] = []
         self._most_rows = 0
         self._workspaces: dict[int, Workspace] = {}
-        self.helper: Twin | None = None
-        """A second thread: it makes the gradients of large weights while this one goes on to the layers below."""
 
     def forward(self, x: Floats) -> Floats:
         """`x [B, D]` → `[K, B]`: this tower's array, good until the next call."""
@@ -101,16 +98,10 @@ class Tower:
     def backward(self, d_out: Floats) -> None:
         """The gradient of the last forward pass, given d loss / d output `[K, B]`."""
         space = self._last
-        d, began = d_out, None
+        d = d_out
         np.add.reduce(d, axis=1, out=self._d_biases[-1])
         for layer in range(len(self._weights) - 1, -1, -1):
-            before, weight = space.h[layer - 1] if layer else self._x, self._d_weights[layer]
-            helper = self.helper if layer and len(before) * weight.size >= MIN_PARALLEL_PRODUCTS else None
-            if helper is not None and helper.is_free():
-                began = helper
-                helper.begin(functools.partial(np.matmul, d, before, out=weight))
-            else:
-                np.matmul(d, before, out=weight)
+            np.matmul(d, space.h[layer - 1] if layer else self._x, out=self._d_weights[layer])
             if layer:
                 below = space.d[layer - 1]
                 if len(d) == 1:  # an outer product, which matmul leaves to a slow loop
@@ -120,8 +111,6 @@ class Tower:
                 self._activation_backward(space, layer - 1)
                 np.matmul(space.ones, below, out=self._d_biases[layer - 1])
                 d = below.T
-        if began is not None:
-            began.join()
 
     def _activate(self, h: Floats, h_torch: Tensor) -> None:
         if self._activation == "tanh":
@@ -311,13 +300,8 @@ class Twin:
         finally:
             self.join()
 
-    def is_free(self) -> bool:
-        if self._busy and not self._done.locked():
-            self.join()
-        return not self._busy
-
     def begin(self, work: Work) -> None:
-        """Start it in the other thread, which is free."""
+        """Start it in the other thread, which has none."""
         self._busy = True
         self._offered.append(work)
         if self._go.locked():  # or it has not yet come for what it was called for before

@@ -252,14 +252,14 @@ class QPolicy(Policy):
         self._scale: tuple[Floats, Floats] | None = None
 
     def use_threads(self, threads: int, rows: int) -> int:
-        """Two at most for an MLP, if learning from so many rows is enough work for them; how many it will be."""
+        """Two at most for an MLP, if the target network has enough to look at ahead, of so many rows that are known
+        beforehand; how many it will be."""
         fast = self.online.fast
         assert fast is not None
-        if threads < 2 or rows * sum(tower.products for tower in fast.towers) < MIN_PARALLEL_PRODUCTS:
+        products = AHEAD_ROWS * sum(tower.products for tower in fast.towers)
+        if threads < 2 or rows <= AHEAD_ROWS or products < MIN_PARALLEL_PRODUCTS:
             return 1
         self.helper = Twin()
-        for tower in fast.towers:
-            tower.helper = self.helper
         return 2
 
     def act(self, observation: Array, noise: Floats) -> tuple[Array, Floats | None, Floats | None]:
