@@ -22,11 +22,12 @@ _CARTPOLE = (
     "--preset none --algo dqn --env CartPole-v1 --set dqn.double=false --set model.hidden=[256,256] "
     "--set model.activation=relu --set dqn.batch_size=64 --set dqn.replay_size=100000 --set dqn.learning_starts=1000"
 )
-# A target update every 10 env steps of Stable-Baselines3 is one after each round of 128 optimizer steps.
+# A target update every 10 env steps of Stable-Baselines3 is one after each round of 128 optimizer steps. A single
+# environment is stepped as it is, as there: CartPole's own vector env is for several.
 _ZOO = (
-    "--envs-per-worker 1 --set dqn.rollout_steps=256 --set dqn.rounds=1 --set dqn.gradient_steps=128 "
-    "--set dqn.learning_rate=2.3e-3 --set dqn.gamma=0.99 --set dqn.target_update_every=128 "
-    "--set dqn.epsilon_fraction=0.16 --set dqn.epsilon_end=0.04"
+    "--envs-per-worker 1 --set env.vector=sync --set dqn.rollout_steps=256 --set dqn.rounds=1 "
+    "--set dqn.gradient_steps=128 --set dqn.learning_rate=2.3e-3 --set dqn.gamma=0.99 "
+    "--set dqn.target_update_every=128 --set dqn.epsilon_fraction=0.16 --set dqn.epsilon_end=0.04"
 )
 _WIDE = (
     "--envs-per-worker 8 --set dqn.rollout_steps=4 --set dqn.gradient_steps=1 --set dqn.learning_rate=1e-3 "

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ OBSERVATION = ObservationCodec(spaces.Box(-np.inf, np.inf, (4,), np.float32))
 ACTION = ActionCodec(spaces.Discrete(ACTIONS))
 
 
-def make(*, seed: int = 0, normalize: bool = False, **hyper: Any) -> DQN:
+def make(*, seed: int = 0, normalize: bool = False, hidden: Sequence[int] = (16,), **hyper: Any) -> DQN:
     options: dict[str, Any] = {
         "batch_size": 16,
         "learning_starts": 0,
@@ -33,7 +34,7 @@ def make(*, seed: int = 0, normalize: bool = False, **hyper: Any) -> DQN:
         **hyper,
     }
     config = DQNConfig(**options)
-    model = ModelConfig(hidden=[16], activation="relu")
+    model = ModelConfig(hidden=list(hidden), activation="relu")
     policy = QPolicy(OBSERVATION, ACTION, model, config, seed=seed, normalize_observation=normalize)
     for buffer, number in ((policy.parameters, 100), (policy.target.parameters, 200)):
         buffer.add_(0.3 * torch.randn(buffer.shape, generator=torch.Generator().manual_seed(seed + number)))
@@ -167,6 +168,24 @@ def test_drawing_for_several_steps_at_once_changes_nothing(monkeypatch: pytest.M
         results.append(algorithm.policy.parameters.clone())
         assert algorithm.target_updates == 2
     np.testing.assert_array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_a_second_thread_changes_nothing(double: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor how many rows the target network looks at together, but for the last digits."""
+    results = []
+    for threads, ahead_rows in ((1, 64), (2, 64), (2, 16), (1, 1)):
+        monkeypatch.setattr("paceline.algo.dqn.AHEAD_ROWS", ahead_rows)
+        monkeypatch.setattr("paceline.model.q.AHEAD_ROWS", ahead_rows)
+        monkeypatch.setattr("paceline.model.q.MIN_PARALLEL_PRODUCTS", 0)
+        algorithm = make(gradient_steps=30, target_update_every=11, double=double, hidden=[32, 32])
+        assert algorithm.policy.use_threads(threads, 16 * 11) == threads
+        for seed in range(3):
+            algorithm.update(rollout(algorithm, steps=30, seed=seed), 0.5)
+        results.append(algorithm.policy.parameters.clone())
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[2], results[3])
+    np.testing.assert_allclose(results[0], results[2], rtol=1e-3, atol=1e-4)
 
 
 # -- the target network ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ them is worth.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,17 @@ from paceline.algo.optimizers import Adam
 from paceline.algo.returns import n_step
 from paceline.config import DQNConfig
 from paceline.group import Group
+from paceline.model.ahead import Ahead
 from paceline.model.policy import Policy
-from paceline.model.q import QPolicy
+from paceline.model.q import AHEAD_ROWS, QPolicy
 from paceline.rollout.batch import Batch
 from paceline.rollout.replay import Replay, Sample
 
 LEAST_PRIORITY = 1e-6  # an error of 0 can be drawn again
 CHUNK_BYTES = 4_000_000  # of observations that are drawn at once, for several optimizer steps
 MOST_RECENT = 256  # optimizer steps that metrics are made of
+After = Callable[[slice], Floats]
+"""Rows of a sample → what the target network says of the states after them, `[K, B]`."""
 
 
 class DQN(Algorithm):
@@ -57,7 +61,7 @@ class DQN(Algorithm):
         self.target_updates = self.steps_sampled = self.steps_trained = 0
         self._told = ""
         self._recent = Recent(min(hyper.rounds * hyper.gradient_steps, MOST_RECENT), hyper.batch_size, hyper.huber)
-        self._gradient, self._later = np.zeros((2, policy.action.nvec[0], hyper.batch_size), np.float32)
+        self._gradient = np.zeros((policy.action.nvec[0], hyper.batch_size), np.float32)
         self._target = np.zeros(hyper.batch_size, np.float32)
         self._rows, self._share = np.arange(hyper.batch_size), np.float32(1 / hyper.batch_size)
         if hyper.exploration == "epsilon" and hyper.learning_starts:
@@ -183,9 +187,22 @@ class DQN(Algorithm):
             policy.target.resample(self.rng)
         sample.obs, sample.next_obs = policy.prepare(sample.obs), policy.prepare(sample.next_obs)
         sample.reward *= self._reward_scale()
-        error = np.empty(len(sample.reward), np.float32)
-        for begin in range(0, steps * size, size):
-            self._step(sample, slice(begin, begin + size), error, learning_rate)
+        rows = len(sample.reward)
+        error, later = np.empty(rows, np.float32), np.empty((policy.action.nvec[0], rows), np.float32)
+        piece = max(1, AHEAD_ROWS // size) * size  # of whole steps
+
+        def look(number: int) -> None:
+            part = slice(number * piece, (number + 1) * piece)
+            later[:, part] = policy.target.values(sample.next_obs[part])
+
+        with Ahead(look, math.ceil(rows / piece), policy.helper) as ahead:
+
+            def after(part: slice) -> Floats:
+                ahead.need(part.start // piece)
+                return later[:, part]
+
+            for begin in range(0, rows, size):
+                self._step(sample, slice(begin, begin + size), after, error, learning_rate)
         if self.optimizer_steps % hyper.target_update_every == 0:
             policy.target.parameters.lerp_(policy.parameters, hyper.target_tau)
             self.target_updates += 1
@@ -193,43 +210,32 @@ class DQN(Algorithm):
         self.steps_trained += steps * size
         return error
 
-    def _step(self, sample: Sample, part: slice, error: Floats, learning_rate: float) -> None:
-        """One optimizer step. What the target network says of the states after is computed beside it, if there is a
-        second thread."""
-        online, target, helper = self.policy.online, self.policy.target, self.policy.helper
-        after, later = sample.next_obs[part], self._later
+    def _step(self, sample: Sample, part: slice, after: After, error: Floats, learning_rate: float) -> None:
+        """One optimizer step."""
+        online, action = self.policy.online, sample.action[part]
+        weight = None if sample.weight is None else sample.weight[part]
         best: NDArray[np.int64] | None = None
-
-        def look() -> None:
-            later[...] = target.values(after)
 
         def loss(q: Floats) -> Floats:
             """The gradient of the mean Huber loss, `[K, B]`: only of the actions that were taken."""
-            if helper is None:
-                look()
-            else:
-                helper.join()
+            later = after(part)
             worth = later.max(axis=0) if best is None else later[best, self._rows]
             np.multiply(sample.discount[part], worth, out=self._target)
             np.add(self._target, sample.reward[part], out=self._target)
-            action, bound = sample.action[part], np.float32(self.hyper.huber)
-            values, differs = self._recent.values, error[part]
+            bound, values, differs = np.float32(self.hyper.huber), self._recent.values, error[part]
             values[...] = q[action, self._rows]
             np.subtract(values, self._target, out=differs)
             d = np.clip(differs, -bound, bound)
-            d *= self._share if sample.weight is None else sample.weight[part] * self._share
+            d *= self._share if weight is None else weight * self._share
             self._gradient[...] = 0
             self._gradient[action, self._rows] = d
             return self._gradient
 
-        if helper is not None:
-            helper.begin(look)
         if online.is_noisy:
             online.resample(self.rng)
         if self.hyper.double:
-            best = online.values(after).argmax(axis=0)
+            best = online.values(sample.next_obs[part]).argmax(axis=0)
         online.learn(sample.obs[part], loss)
-        weight = None if sample.weight is None else sample.weight[part]
         self._recent.add(error[part], weight, self.apply(learning_rate))
 
     # -- exploring --------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class Replica:
                 self.policy = DevicePolicy(
                     observation, action, config.model, device=self.device, seed=init, compiled=compiles(config)
                 )
-            self.threads = set_threads(config.engine.threads or cores, self.policy, minibatch_rows(config, envs))
+            self.threads = set_threads(config.engine.threads or cores, self.policy, _rows_at_once(config, envs))
             self.algorithm: Algorithm = ALGORITHMS[config.algo](
                 self.policy,
                 config.hyper,
@@ -236,6 +236,14 @@ def set_threads(wanted: int, policy: Policy, rows: int) -> int:
     threadpool_limits(1, user_api="blas")
     policy.fast.threads = min(cores, 2) if policy.fast.pays_in_two_threads(rows) else 1
     return policy.fast.threads
+
+
+def _rows_at_once(config: RunConfig, envs: int) -> int:
+    """Rows that learning knows of beforehand: those of several minibatches where it draws them together."""
+    dqn = config.dqn
+    if config.algo == "dqn" and not dqn.prioritized and dqn.exploration != "noisy":
+        return dqn.batch_size * min(dqn.gradient_steps, dqn.target_update_every)
+    return minibatch_rows(config, envs)
 
 
 def minibatch_rows(config: RunConfig, envs: int) -> int:

@@ -27,6 +27,7 @@ from paceline.spaces import ActionCodec, Array, ObservationCodec
 
 QLoss = Callable[[Floats], Floats]
 """Action values `[K, B]` → the gradient of the loss with respect to them."""
+AHEAD_ROWS = 512  # that the target network looks at together, where several optimizer steps are known beforehand
 
 
 class EpsilonGreedy(Head):
@@ -243,7 +244,7 @@ class QPolicy(Policy):
         self.fast: FastMlp | None = None
         if observation.images:
             keep_freed_memory()
-        self.helper: Twin | None = None
+        self.helper: Twin | None = None  # a second thread
         self.keeps_values = hyper.prioritized
         """Whether acting notes the value of the action and that of the best one."""
         self.head = EpsilonGreedy(action.nvec[0], 0.0 if noisy is not None else hyper.epsilon_start)
@@ -251,14 +252,14 @@ class QPolicy(Policy):
         self._scale: tuple[Floats, Floats] | None = None
 
     def use_threads(self, threads: int, rows: int) -> int:
-        """Two at most for an MLP, if learning from so many rows is enough work for them; how many it will be."""
+        """Two at most for an MLP, if the target network has enough to look at ahead, of so many rows that are known
+        beforehand; how many it will be."""
         fast = self.online.fast
         assert fast is not None
-        if threads < 2 or rows * sum(tower.products for tower in fast.towers) < MIN_PARALLEL_PRODUCTS:
+        products = AHEAD_ROWS * sum(tower.products for tower in fast.towers)
+        if threads < 2 or rows <= AHEAD_ROWS or products < MIN_PARALLEL_PRODUCTS:
             return 1
         self.helper = Twin()
-        for tower in fast.towers:
-            tower.helper = self.helper
         return 2
 
     def act(self, observation: Array, noise: Floats) -> tuple[Array, Floats | None, Floats | None]:
