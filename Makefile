@@ -54,7 +54,7 @@ bench-setup:  ## make the peers' environment
 BENCH = $(BIN)/python benchmarks/bench.py $(if $(ONLY),--only $(ONLY)) $(if $(AGAIN),--again) $(if $(QUICK),--quick) \
 	$(if $(REPEATS),--repeats $(REPEATS))
 
-bench: setup bench-setup  ## every figure of docs/benchmarks.md, on a quiet machine; 84 minutes on 2 cores; ONLY=dqn, AGAIN=1
+bench: setup bench-setup  ## every figure of docs/benchmarks.md, on a quiet machine; 100 minutes on 2 cores; ONLY=dqn, AGAIN=1
 	$(BENCH)
 
 bench-gpu: setup  ## the figures that need a GPU; 45 minutes

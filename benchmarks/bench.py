@@ -67,6 +67,7 @@ def measure(part: str, repeats: int, quick: bool, again: bool) -> Result:
         "runs": bench.records,
         "tables": bench.tables,
         "suite": bench.suite,
+        "text": bench.text,
     }
 
 

@@ -117,6 +117,8 @@ class Bench:
     """Beside the rows: by its title, lines of figures under the same names."""
     suite: dict[str, Any] | None = None
     """The `suite.json` of a `paceline bench suite`."""
+    text: str = ""
+    """For the page, as it is."""
 
     def size(self, job: Job) -> int:
         return job.quick_size if self.quick else job.size

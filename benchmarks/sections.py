@@ -46,6 +46,13 @@ SECTIONS = {
         "The peer of a run with many workers is the same run with one, of one on Ray the same without, of IMPALA "
         "where steps are uneven PPO, and of the Grid'5000 job RLlib with two env runners.",
     ),
+    "studies": Section(
+        "Scaling studies",
+        "studies",
+        {"grid5000": 12, "waiting": 4},
+        "Whole studies by one command: the Grid'5000 job by paceline and by RLlib, and an environment that waits for "
+        "2 ms a step, with the same work for any number of workers and with the same for each.",
+    ),
     "dqn": Section(
         "DQN",
         "dqn",

@@ -27,7 +27,8 @@ from sections import RESULTS, SECTIONS, Result, Section, minutes, result_path  #
 from tables import Row, bars_table, commands, number, ratio_of, ratio_text, spread, work_table  # noqa: E402
 
 PAGE = DOCS / "benchmarks.md"
-NOT_RUN = "<!-- not run: long, and needs a quiet machine -->\n```sh\n"
+FENCE = "```sh\n"
+NOT_RUN = f"<!-- not run: long, and needs a quiet machine -->\n{FENCE}"
 FIRST = ("published",)  # what most come for
 CPU_MINUTES, GPU_MINUTES = (sum(minutes(gpu).values()) for gpu in (False, True))
 
@@ -125,6 +126,8 @@ def _section(key: str, section: Section, found: dict[str, Result], folder: Path)
         blocks += [f"{title.capitalize()}:\n\n{_figures(lines)}" for title, lines in result["tables"].items()]
         if result["suite"]:
             blocks.append(_suite(result["suite"], name))
+        if result.get("text"):
+            blocks.append(f"### {name.partition('/')[2]}\n\n{result['text'].replace(FENCE, NOT_RUN)}")
         blocks += _beside_file(name, folder)
     runs = {job: records for result in done.values() for job, records in result["runs"].items()}
     if runs:
@@ -222,7 +225,7 @@ def _suite(result: dict[str, Any], name: str) -> str:
         if entry["state"] == "done":
             first.setdefault(entry["algo"], entry)
     lines = [shlex.join(shlex.split(entry[verb])) for entry in first.values() for verb in ("train", "evaluate")]
-    text = results.tables(result).replace("```sh\n", NOT_RUN).rstrip()
+    text = results.tables(result).replace(FENCE, NOT_RUN).rstrip()
     alone = f"A run of each algorithm by itself:\n\n{NOT_RUN}" + "\n".join(lines) + "\n```"
     return f"### {name.partition('/')[2]}\n\n{text}\n\n{alone}"
 
