@@ -23,6 +23,7 @@ from paceline.resolve import merge, resolve_tree
 FLAGS = (
     "--headless",
     "--no-sandbox",
+    "--disable-dev-shm-usage",  # in a container it may be small
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
