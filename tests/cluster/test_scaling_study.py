@@ -43,7 +43,7 @@ def test_the_network_is_named_only_where_it_is_the_matter(hosts: Hosts, tmp_path
         slow = study(cluster, tmp_path, "slow")
         hosts.delay(1, 0.1)
         fast = study(cluster, tmp_path, "fast")
-    assert slow["verdict"].startswith("sync-bound") and "network" in slow["verdict"], slow["verdict"]
-    assert "network" not in fast["verdict"] and not fast["verdict"].startswith("sync"), fast["verdict"]
+    assert slow["verdict"].startswith("sync-bound") and "over the network" in slow["verdict"], slow["verdict"]
+    assert "over the network" not in fast["verdict"] and not fast["verdict"].startswith("sync"), fast["verdict"]
     assert slow["time_split"]["sync"] > 3 * fast["time_split"]["sync"]
     assert "over the network" in (tmp_path / "slow/scaling.md").read_text()
