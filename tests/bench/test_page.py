@@ -90,7 +90,8 @@ def test_what_is_kept_has_all_that_the_page_needs(script: ModuleType) -> None:
         assert origin in own and result["commit"] in own
         assert {"paceline", "python", "torch"} <= set(result["versions"]["ours"]), part
         assert f"{result['machine']['cpu']}, {result['machine']['cores']} cores" in own
-        assert result["rows"] or result["runs"] or result["tables"] or result["suite"], part
+        assert result["rows"] or result["runs"] or result["tables"] or result["suite"] or result["text"], part
+        assert result.get("text", "").partition("```\n")[2] in own
         assert all(record["command"] for records in result["runs"].values() for record in records)
         for row in result["rows"]:
             assert f"| {row['job']} | {row['measure']} |" in own
