@@ -19,6 +19,17 @@ def absolute(name: str) -> str:
     return f"{Path(path).expanduser().resolve()}:{attribute}" if sign and path.endswith(".py") else name
 
 
+def absolute_everywhere(value: Any) -> Any:
+    """The same for every text in a tree of settings, for processes that start in another folder."""
+    if isinstance(value, str):
+        return absolute(value)
+    if isinstance(value, list):
+        return [absolute_everywhere(item) for item in value]
+    if isinstance(value, dict):
+        return {absolute_everywhere(key): absolute_everywhere(item) for key, item in value.items()}
+    return value
+
+
 def load_attribute(name: str, what: str) -> Any:
     """`module:Attribute` or `path/to/file.py:Attribute` → the object."""
     path, _, attribute = name.rpartition(":")

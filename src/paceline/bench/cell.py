@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 from paceline.config import ALGORITHM_NAMES, RunConfig, Section, UserError
-from paceline.plugins import absolute
+from paceline.plugins import absolute_everywhere
 from paceline.resolve import (
     Loader,
     merge,
@@ -110,7 +110,7 @@ class PlannedRun:
             "engine.max_restarts",
         }  # and what changes nothing
         return {
-            key: _absolute(value)
+            key: absolute_everywhere(value)
             for key, value in leaves(to_tree(self.config))
             if key not in varied and key.partition(".")[0] not in ("eval", "checkpoint")
         }
@@ -122,8 +122,8 @@ class PlannedRun:
         after["preset"] = self.config.preset
         for key, value in leaves(after):
             if key.partition(".")[0] not in self.movable:
-                was = _absolute(at(before, key))
-                if was != _absolute(value):
+                was = absolute_everywhere(at(before, key))
+                if was != absolute_everywhere(value):
                     return f"{key}={was}, not {value}"
         return None
 
@@ -181,17 +181,6 @@ def at(tree: Any, dotted: str) -> Any:
     for part in dotted.split("."):
         tree = tree.get(part) if isinstance(tree, dict) else None
     return tree
-
-
-def _absolute(value: Any) -> Any:
-    """With the user's files named as a run names them."""
-    if isinstance(value, str):
-        return absolute(value)
-    if isinstance(value, list):
-        return [_absolute(item) for item in value]
-    if isinstance(value, dict):
-        return {_absolute(key): _absolute(item) for key, item in value.items()}
-    return value
 
 
 def choice(flag: str, words: Iterable[str], known: list[str]) -> list[str]:

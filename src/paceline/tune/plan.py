@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import RunConfig, UserError
-from paceline.plugins import absolute
+from paceline.plugins import absolute_everywhere
 from paceline.resolve import put, resolve_tree
 from paceline.run.directory import write_json
 from paceline.run.metrics import METRICS
@@ -130,7 +130,7 @@ def make_sweep(
             raise UserError(f"--interval {interval}: more than 0 and less than the budget of a trial, {budget:,} steps")
     elif interval is not None:
         raise UserError(f"--interval {interval} is for asha and pbt; {search} lets every trial run to its end")
-    tree = {key: value for key, value in _absolute(dict(given)).items() if key not in ("out", "name", "seed")}
+    tree = {key: value for key, value in absolute_everywhere(dict(given)).items() if key not in ("out", "name", "seed")}
     sweep = Sweep(folder, tree, preset, dict(space), search, metric, mode, interval or 0, budget, made)
     for trial in made:
         resolve_tree(sweep.tree(trial), preset=preset)
@@ -161,14 +161,3 @@ def _check_engine(config: RunConfig) -> None:
             f"engine.name={engine.name}, engine.workers={engine.workers}: a trial is one process, and --parallel says "
             "how many run at once; leave both out"
         )
-
-
-def _absolute(value: Any) -> Any:
-    """With the user's files named for processes that start in another folder."""
-    if isinstance(value, str):
-        return absolute(value)
-    if isinstance(value, list):
-        return [_absolute(item) for item in value]
-    if isinstance(value, dict):
-        return {_absolute(key): _absolute(item) for key, item in value.items()}
-    return value
