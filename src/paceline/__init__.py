@@ -8,6 +8,7 @@ action = agent.act(observation)
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["UserError", "load", "train"]
@@ -16,19 +17,19 @@ if TYPE_CHECKING:
     from paceline.api import load, train
     from paceline.config import UserError
 
+_MODULES = {"train": "paceline.api", "load": "paceline.api", "UserError": "paceline.config"}
+
 
 def __getattr__(name: str) -> Any:
-    """Imported when first used: `paceline --help` and the readers of runs do not pay for torch."""
-    if name in ("train", "load"):
-        from paceline import api
-
-        return getattr(api, name)
+    """Import on first use: `paceline --help` and readers of runs do not need torch."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("paceline")
-    if name == "UserError":
-        from paceline.config import UserError
-
-        return UserError
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,7 +1,8 @@
-"""A trained agent, from a checkpoint alone: no environment and no training script needed."""
+"""A trained agent. It needs only a checkpoint, not the environment or the training script."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,61 +10,169 @@ import gymnasium
 import numpy as np
 
 from paceline.config import RunConfig, UserError
-from paceline.env.make import make_scalar
-from paceline.model.q import make_policy
-from paceline.resolve import validate
+from paceline.config.resolve import validate
+from paceline.envs.make import make_env
+from paceline.envs.masks import MaskReader, find_masks
+from paceline.envs.multi_agent import AgentsEnv
 from paceline.run import checkpoint
-from paceline.run.tree import unpack
-from paceline.spaces import ActionCodec, ObservationCodec, space_from_json
+from paceline.run.state_tree import unpack
+from paceline.spaces import MASK, Array
+from paceline.training.checkpoint_spaces import make_team, read_spaces
 
 
 class Agent:
-    """`act(observation)` takes what the environment gives and returns what it takes."""
+    """`act` maps an observation of the environment to an action for it."""
 
     def __init__(self, path: Path, *, seed: int = 0) -> None:
         arrays, tree = checkpoint.load(path)
         try:
             state = unpack(arrays, {key: tree[key] for key in ("engine", "loop")})
             self.config: RunConfig = validate(tree["config"])
-            observation = ObservationCodec(space_from_json(state["engine"]["spaces"]["observation"]))
-            if state["engine"].get("squash"):  # by the algorithm, whatever the settings say
+            if state["engine"].get("squash"):  # set by the algorithm, regardless of the settings
                 model = self.config.model.model_copy(update={"squash": True})
                 self.config = self.config.model_copy(update={"model": model})
-            action = ActionCodec(space_from_json(state["engine"]["spaces"]["action"]), squash=self.config.model.squash)
+            observation, action, team = read_spaces(state["engine"]["spaces"], self.config)
             weights = state["engine"]["algorithm"]["policy"]
         except (KeyError, TypeError) as error:
-            raise UserError(f"checkpoint {path} is not one of a paceline run: {error} is missing in it") from None
+            raise UserError(f"checkpoint {path} is not from a paceline run: it has no {error}") from None
         self.path, self.state = path, state
         self.has_noise = not state["engine"].get("without_noise", False)
-        """Whether it can sample. Of RLlib's SAC only the most likely actions are known here."""
-        self.policy = make_policy(self.config, observation, action)
+        """Whether actions can be sampled; from RLlib's SAC only the most likely action is available."""
+        self.policy: Any
+        if team is not None:
+            self.policy = make_team(self.config, team)
+        else:
+            self.policy = self.config.algorithm.make_policy(self.config, observation, action)
         self.policy.load(weights)
         self._rng = np.random.default_rng(seed)
+        self._memory: dict[Any, Array] = {}  # of each agent; None: the only one
 
     @property
     def counters(self) -> dict[str, int]:
         counters: dict[str, int] = self.state["loop"]["counters"]
         return counters
 
-    def act(self, observation: Any, *, stochastic: bool = False) -> Any:
-        """The action for one observation: the most likely one, or a sampled one."""
+    def act(
+        self,
+        observation: Any,
+        *,
+        stochastic: bool = False,
+        mask: Any = None,
+        batch: bool = False,
+        agent: Any = None,
+    ) -> Any:
+        """The action for one observation: the most likely one, or a sampled one. `mask`: which actions are valid, for a
+        policy that was trained with masks; a Dict observation may contain it. `batch`: the observations of several
+        environments, as a vector environment gives them, and a mask each; returns a list of actions. `agent`: whose
+        observation it is, in an environment of several agents that have memory or policies of their own.
+
+        An agent with memory remembers what it has seen: call `reset` when an episode begins."""
         self.check(stochastic=stochastic)
-        codec = self.policy.observation
-        row = np.zeros((1, *codec.shape), codec.dtype)
-        codec.encode_one(observation, row[0])
+        policy = self._policy_of(agent)
+        rows = self._encode_batch(observation, mask) if batch else self.encode(observation, mask, agent)[None]
+        memory = self._memory_of(len(rows), agent)
         if stochastic:
-            action, _, _ = self.policy.act(row, self.policy.head.noise(self._rng, (1,)))
+            action, _, _ = policy.act(rows, policy.head.noise(self._rng, (len(rows),)), memory)
         else:
-            action = self.policy.best(row)
-        return self.policy.action.split(action)[0]
+            action = policy.greedy(rows, memory)
+        actions = policy.action.split(action)
+        return actions if batch else actions[0]
+
+    def reset(self, which: Any = None) -> None:
+        """Forget what was seen, when episodes begin. `which`: in a batch, the environments whose episodes begin, as
+        indices or as a mask; default: all. Without memory this does nothing."""
+        if which is None:
+            self._memory.clear()
+        elif None in self._memory:
+            self._memory[None][which] = 0
+
+    def _memory_of(self, envs: int, agent: Any) -> Array | None:
+        if not self.policy.memory_width:
+            return None
+        found: Array | None = self._memory.get(agent)
+        if found is None:
+            found = self._memory[agent] = self.policy.start_memory(envs)
+        elif len(found) != envs:
+            raise ValueError(
+                f"agent.act: {envs} observations after {len(found)}, whose memory it has: call agent.reset()"
+            )
+        return found
+
+    def _policy_of(self, agent: Any) -> Any:
+        from paceline.models.team import TeamPolicy  # here, since a driver of workers does without torch
+
+        if not isinstance(self.policy, TeamPolicy):
+            return self.policy
+        names = self.policy.team.agents
+        if agent is None or str(agent) not in names:
+            raise UserError(f"act(observation, agent=NAME): this run has several policies; agents: {', '.join(names)}")
+        return self.policy.of(str(agent))[1]
+
+    def act_for(
+        self, observations: Mapping[Any, Any], infos: Any = None, *, stochastic: bool = False
+    ) -> dict[Any, Any]:
+        """The actions of several agents, by name. `infos`: as the environment gave them; they may contain masks."""
+        actions = {}
+        for name, observation in observations.items():
+            info: Any = infos.get(name) if isinstance(infos, Mapping) else None
+            masked = self._policy_of(name).observation.mask and isinstance(info, Mapping)
+            mask = info.get(MASK) if masked else None
+            actions[name] = self.act(observation, stochastic=stochastic, mask=mask, agent=name)
+        return actions
+
+    def encode(self, observation: Any, mask: Any = None, agent: Any = None) -> Array:
+        """One observation and its mask as the policy takes them, without the first axis."""
+        policy = self._policy_of(agent)
+        codec = policy.observation
+        row: Array = np.zeros(codec.shape, codec.dtype)
+        codec.encode_one(observation, row)
+        self._put_mask(
+            row, observation.get(MASK) if mask is None and isinstance(observation, Mapping) else mask, policy
+        )
+        return row
+
+    def _encode_batch(self, observation: Any, mask: Any) -> Array:
+        policy = self._policy_of(None)
+        codec = policy.observation
+        first = observation
+        for key in codec.leaves[0].path:
+            first = first[key]
+        rows: Array = np.zeros((len(first), *codec.shape), codec.dtype)
+        codec.encode(observation, rows)
+        masks = observation.get(MASK) if mask is None and isinstance(observation, Mapping) else mask
+        for k, row in enumerate(rows):
+            self._put_mask(row, None if masks is None else masks[k], policy)
+        return rows
+
+    def _put_mask(self, row: Array, mask: Any, policy: Any) -> None:
+        codec = policy.observation
+        columns = codec.mask_columns
+        if not codec.mask and mask is not None:
+            raise UserError("mask: this policy was trained without action masks")
+        if not codec.mask:
+            return
+        if mask is None:
+            raise UserError("this policy was trained with action masks: agent.act(observation, mask=...) needs one")
+        masks = MaskReader("mask", codec.mask)
+        row[columns] = masks.flat(mask, "given to act")
+        masks.check(row[None, columns], lambda _: "given to act")
+
+    def mask_of(self, env: gymnasium.Env[Any, Any], observation: Any, info: Mapping[str, Any]) -> Array | None:
+        """The environment's mask of a state, if the policy needs one: what `act` takes."""
+        if not self.policy.observation.mask:
+            return None
+        reader = find_masks(env, self.policy.action, {MASK: None})
+        assert reader is not None
+        return reader.read(env, observation, info, lambda: "in this state")
 
     def check(self, *, stochastic: bool) -> None:
         if stochastic and not self.has_noise:
             raise UserError(
-                f"the policy in {self.path} cannot sample: RLlib's SAC spreads its actions by the observation, and our "
-                "copy has the most likely ones alone"
+                f"the policy in {self.path} cannot sample actions: a checkpoint of RLlib's SAC has only the most "
+                "likely ones"
             )
 
-    def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        """One environment as in training, with its wrappers."""
-        return make_scalar(self.config.env, render_mode=render_mode)
+    def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any] | AgentsEnv:
+        """One environment with its wrappers, as in training. With several agents its observations, actions and rewards
+        are dictionaries by agent."""
+        return make_env(self.config.env, render_mode=render_mode)

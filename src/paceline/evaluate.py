@@ -1,4 +1,4 @@
-"""A checkpoint → episodes → statistics, `eval.jsonl`, a CSV with a row per episode, a video."""
+"""Play episodes with a checkpoint: statistics, rows in `eval.jsonl` and `eval_episodes.csv`, a video."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import math
 import os
 import time
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import numpy as np
 
 from paceline.agent import Agent
 from paceline.config import EnvConfig, UserError
-from paceline.env import procgen
-from paceline.env.make import make_scalar, make_vector
+from paceline.envs import procgen
+from paceline.envs.contract import close_env, layers, same_folder
+from paceline.envs.make import make_env, make_vector
+from paceline.envs.multi_agent import AgentsEnv
 from paceline.rollout.batch import Episode
-from paceline.rollout.episodes import EVAL_WORKER, RandomPlayer, eval_envs, play
+from paceline.rollout.episodes import EVAL_WORKER, MAX_EPISODE_STEPS, RandomPolicy, eval_envs, per_agent, play
 from paceline.run import checkpoint
 from paceline.run.directory import RunDirectory, append_line
 from paceline.stats import summarize
@@ -35,10 +38,10 @@ def evaluate(
     random: bool = False,
     levels: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Play exactly `episodes` episodes and return their statistics; a run gets them in its files too.
+    """Play exactly `episodes` episodes and return their statistics, which are also added to the files of the run.
 
-    One row; for Procgen one for each set of levels, `train` (those of the run) and `test` (all there are), unless
-    `levels` names one of them.
+    The result is one row; for Procgen one row for each of `train` (the levels of the run) and `test` (all levels),
+    unless `levels` names one of them.
     """
     _check(episodes, seed)
     agent = Agent(checkpoint.find(target, which), seed=seed)
@@ -47,7 +50,7 @@ def evaluate(
     rows: list[dict[str, Any]] = []
     for name, config in _level_sets(agent.config.env, levels).items():
         began = time.perf_counter()
-        played = _play(agent, config, episodes, kind=kind, seed=seed)
+        played, restarts = _play(agent, config, episodes, kind=kind, seed=seed)
         row: dict[str, Any] = {
             "kind": kind,
             "checkpoint": str(agent.path),
@@ -56,6 +59,10 @@ def evaluate(
             "seed": seed,
             **summarize([e.total for e in played], [e.length for e in played]),
         }
+        if any(episode.agents > 1 for episode in played):
+            row |= per_agent(played)
+        if restarts:
+            row["env_restarts"] = restarts
         if name:
             row["levels"] = name
             row["return_normalized"] = procgen.normalized(config, row["return_mean"])
@@ -67,10 +74,10 @@ def evaluate(
 
 
 def _level_sets(config: EnvConfig, levels: str | None) -> dict[str, EnvConfig]:
-    """Name → environment. An environment without level sets has one, without a name."""
+    """Name → environment. An environment other than Procgen has one unnamed set."""
     if procgen.game_of(config.id) is None:
         if levels is not None:
-            raise UserError(f"--levels {levels}: {config.id} has no level sets; they are of Procgen")
+            raise UserError(f"--levels {levels}: {config.id} has no level sets; only Procgen has them")
         return {"": config}
     sets = {"train": config}
     if (everything := procgen.all_levels(config)) is not None:
@@ -78,25 +85,36 @@ def _level_sets(config: EnvConfig, levels: str | None) -> dict[str, EnvConfig]:
     if levels in (None, "both"):
         return sets
     if levels not in sets:
-        reason = "exploration mode has one level" if levels == "test" else "train, test or both is expected"
+        reason = "exploration mode has one level" if levels == "test" else "expected train, test or both"
         raise UserError(f"--levels {levels}: {reason}")
     return {levels: sets[levels]}
 
 
-def _play(agent: Agent, config: EnvConfig, episodes: int, *, kind: str, seed: int) -> list[Episode]:
+def _play(agent: Agent, config: EnvConfig, episodes: int, *, kind: str, seed: int) -> tuple[list[Episode], int]:
+    """The episodes, and how many environments failed and were started again."""
     squash = agent.config.model.squash
-    env, _ = make_vector(config, eval_envs(episodes), seed=seed, worker=EVAL_WORKER, squash=squash)
-    try:
-        if kind == "random":
-            return play(env, RandomPlayer(env, seed), episodes)
-        rng = np.random.default_rng(seed) if kind == "stochastic" else None
-        return play(env, agent.policy, episodes, rng=rng)
-    finally:
-        env.close()
+    with same_folder():
+        policies, masked = agent.config.multi_agent.policies, bool(agent.policy.observation.mask)
+        env, _ = make_vector(
+            config,
+            eval_envs(episodes),
+            seed=seed,
+            worker=EVAL_WORKER,
+            squash=squash,
+            policies=policies,
+            masked=masked,
+        )
+        try:
+            if kind == "random":
+                return play(env, RandomPolicy(env, seed), episodes), env.env_restarts
+            rng = np.random.default_rng(seed) if kind == "stochastic" else None
+            return play(env, agent.policy, episodes, rng=rng), env.env_restarts
+        finally:
+            env.close()
 
 
 def _write(run: Path, row: dict[str, Any], played: list[Episode]) -> list[str]:
-    """Into the files of the run, if the checkpoint is one of a run: their names."""
+    """Add to the files of the run, if the checkpoint is in one. Returns their names."""
     if not (run / "config.yaml").is_file():
         return []
     directory = RunDirectory(run)
@@ -104,37 +122,53 @@ def _write(run: Path, row: dict[str, Any], played: list[Episode]) -> list[str]:
         append_line(directory.eval_path, row)
         _append_episodes(run / "eval_episodes.csv", played, row)
         return [str(directory.eval_path), str(run / "eval_episodes.csv")]
-    except OSError as error:  # somebody else's run: the figures are still worth showing
+    except OSError as error:  # a run of another user, for example: still show the statistics
         return [f"nothing: {error.strerror} ({error.filename})"]
 
 
 def render(rows: list[dict[str, Any]]) -> str:
-    """The statistics as a person reads them."""
+    """The statistics as text."""
     first = rows[0]
     lines = [f"{first['kind']} policy, {first['episodes']} episodes, checkpoint {first['checkpoint']}"]
     for row in rows:
         if name := row.get("levels"):
-            lines.append(f"{name} levels: {'those of the run' if name == 'train' else 'all there are'}")
-        low, high = row["return_ci_low"], row["return_ci_high"]
+            lines.append(f"{name} levels: {'those of the run' if name == 'train' else 'all'}")
+        interval = f"95 % CI of the mean: {row['return_ci_low']:.2f} to {row['return_ci_high']:.2f}"
         lines += [
-            f"  return   {row['return_mean']:.2f} ± {row['return_std']:.2f}   (mean: 95 % in {low:.2f} to {high:.2f})",
+            f"  return   {row['return_mean']:.2f} ± {row['return_std']:.2f}   ({interval})",
             f"           median {row['return_median']:.2f}   IQM {row['return_iqm']:.2f}   "
             f"min {row['return_min']:.2f}   max {row['return_max']:.2f}",
+            *_team_line(row),
             f"  length   {row['length_mean']:.1f} ± {row['length_std']:.1f}   "
             f"min {row['length_min']:.0f}   max {row['length_max']:.0f}",
         ]
+        if row.get("env_restarts"):
+            lines.append(
+                f"  {row['env_restarts']} environment(s) failed and were started again; their episodes do not count"
+            )
         if row.get("return_normalized") is not None:
-            lines.append(f"  score    {row['return_normalized']:.3f}   (0 a trivial agent, 1 a perfect one)")
+            lines.append(f"  score    {row['return_normalized']:.3f}   (0: trivial agent, 1: perfect agent)")
     for row in rows:
         if "generalization_gap" in row:
             error = math.hypot(*((r["return_ci_high"] - r["return_ci_low"]) / 2 for r in rows))
-            lines.append(
-                f"generalisation gap {row['generalization_gap']:.2f} ± {error:.2f} (95 %): return on train levels less "
-                "that on test levels"
-            )
+            gap = f"generalisation gap {row['generalization_gap']:.2f} ± {error:.2f} (95 %)"
+            lines.append(f"{gap}: return on train levels minus return on test levels")
+    if any(row["length_max"] >= MAX_EPISODE_STEPS for row in rows):
+        lines.append(
+            f"episodes were cut at {MAX_EPISODE_STEPS:,} steps: env.max_episode_steps sets a limit of your own"
+        )
     if "levels" in first and first["kind"] == "deterministic":
-        lines.append("published Procgen scores are of sampled actions: compare with --stochastic")
+        lines.append("published Procgen scores use sampled actions: compare them with --stochastic")
     return "\n".join([*lines, *(f"  written  {path}" for path in first["files"])])
+
+
+def _team_line(row: dict[str, Any]) -> list[str]:
+    mean = row.get("return_per_agent_mean")
+    if mean is None:
+        return []
+    lines = [f"           of all agents together; per agent {mean:.2f}"]
+    own = {name.split("/")[1]: value for name, value in row.items() if name.startswith("policy/")}
+    return lines + [f"           per agent of {name} {value:.2f}" for name, value in own.items()]
 
 
 def record_video(
@@ -147,37 +181,54 @@ def record_video(
     seed: int,
     levels: str | None = None,
 ) -> tuple[Path | None, float]:
-    """Play and film (`output` is .mp4 or .gif, no display needed) or, without `output`, show in a window.
+    """Play and record a video (`output` is .mp4 or .gif, no display needed) or, without `output`, show a window.
 
-    Of Procgen: on the levels of the run, unless `levels` says otherwise."""
+    Procgen uses the levels of the run unless `levels` is given. Returns the path and the mean return."""
     _check(episodes, seed)
     agent = Agent(checkpoint.find(target, which), seed=seed)
     path = Path(output).expanduser() if output is not None else None
     if path is not None:
         _check_video(path)
         for driver in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
-            os.environ.setdefault(driver, "dummy")  # pygame draws without a display, and looks for no sound card
+            os.environ.setdefault(driver, "dummy")  # pygame then needs no display and no sound card
+        use_offscreen_mujoco()
     config = next(iter(_level_sets(agent.config.env, levels).values()))
-    env = make_scalar(config, render_mode="human" if path is None else "rgb_array")
     frames: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
     total = 0.0
-    try:
-        for episode in range(episodes):
-            observation, _ = env.reset(seed=seed + episode)
-            ended = False
-            while not ended and len(frames) < MAX_VIDEO_FRAMES:
-                if path is not None:
-                    frames.append(_frame(env.render(), agent.config.env.id))
-                action = agent.act(observation, stochastic=stochastic)
-                observation, reward, terminated, truncated, _ = env.step(action)
-                total += float(reward)
-                ended = terminated or truncated
-    finally:
-        fps = int(env.metadata.get("render_fps") or 30)
-        env.close()  # type: ignore[no-untyped-call]
+    with same_folder():
+        env = make_env(config, render_mode="human" if path is None else "rgb_array")
+        advance = _advance_team if isinstance(env, AgentsEnv) else _advance
+        try:
+            for episode in range(episodes):
+                observation, info = env.reset(seed=seed + episode)
+                agent.reset()
+                ended = False
+                while not ended and len(frames) < MAX_VIDEO_FRAMES:
+                    if path is not None:
+                        frames.append(_frame(_render(env, config.id), config.id))
+                    observation, info, reward, ended = advance(env, agent, observation, info, stochastic)
+                    total += reward
+        finally:
+            fps = int(env.metadata.get("render_fps") or 30)
+            close_env(env)
     if path is not None:
         _write_video(path, frames, fps)
     return path, total / episodes
+
+
+def _advance(env: Any, agent: Agent, observation: Any, info: Any, stochastic: bool) -> tuple[Any, Any, float, bool]:
+    """One step: the next observation and info, the reward, and whether the episode ended."""
+    mask = agent.mask_of(env, observation, info)
+    action = agent.act(observation, stochastic=stochastic, mask=mask)
+    observation, reward, terminated, truncated, info = env.step(action)
+    return observation, info, float(reward), bool(terminated or truncated)
+
+
+def _advance_team(env: Any, agent: Agent, here: Any, infos: Any, stochastic: bool) -> tuple[Any, Any, float, bool]:
+    """The same for several agents: observations of those that are there, and the sum of the rewards."""
+    result = env.step(agent.act_for(here, infos, stochastic=stochastic))
+    here, reward, over = env.after(result)
+    return here, result[4], reward, over
 
 
 def _check(episodes: int, seed: int) -> None:
@@ -199,10 +250,35 @@ def _check_video(path: Path) -> None:
         raise UserError('--video needs imageio and imageio-ffmpeg: pip install "paceline[video]"') from None
 
 
+def use_offscreen_mujoco() -> None:
+    """Without a display, let MuJoCo render with EGL or OSMesa, if one of them is there. It reads MUJOCO_GL when it is
+    imported, and would look for a display by default."""
+    if "MUJOCO_GL" in os.environ or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return
+    for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")):
+        if find_library(library):
+            os.environ["MUJOCO_GL"] = name
+            return
+
+
+def _render(env: Any, env_id: str) -> Any:
+    try:
+        return env.render()
+    except Exception as error:  # of OpenGL, GLFW or MuJoCo, each with its own types
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        hint = ""
+        if any(type(layer).__module__.startswith("gymnasium.envs.mujoco") for layer in layers(env)):
+            hint = (
+                f"; MUJOCO_GL={os.environ.get('MUJOCO_GL', '')}: without a display MuJoCo needs MUJOCO_GL=egl (a GPU "
+                "driver or the library libEGL) or MUJOCO_GL=osmesa (the library libOSMesa)"
+            )
+        raise UserError(f"--video: {env_id} cannot render: {reason}{hint}") from error
+
+
 def _frame(image: Any, env_id: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
     if not isinstance(image, np.ndarray) or image.ndim != 3:
         raise UserError(f"--video: {env_id} does not render to an RGB image (render_mode='rgb_array')")
-    height, width = image.shape[0] // 2 * 2, image.shape[1] // 2 * 2  # the codec takes even sizes
+    height, width = image.shape[0] // 2 * 2, image.shape[1] // 2 * 2  # the codec needs even sizes
     return image[:height, :width].astype(np.uint8)
 
 

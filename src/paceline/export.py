@@ -1,6 +1,6 @@
-"""A checkpoint → one ONNX file that needs nothing of ours: observations of the environment in, its actions out.
+"""Export a checkpoint as one ONNX file, from the environment's observations to its actions, that runs without paceline.
 
-Torch's exporter by tracing is used. The newer one, by graph capture, wants two more packages, is tens of times slower
+This uses torch's tracing exporter. The newer one, by graph capture, needs two more packages, is tens of times slower
 for networks of this size, and gives the same file.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import io
 import json
-import os
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -23,21 +23,28 @@ import torch
 
 from paceline.agent import Agent
 from paceline.config import RunConfig, UserError
-from paceline.model.graph import Graph, Port, stack_leaves
-from paceline.model.normalizer import CLIP
+from paceline.envs.contract import close_env, same_folder
+from paceline.envs.masks import random_actions
+from paceline.envs.multi_agent import AgentsEnv
+from paceline.models.actor_critics import MAX_LOG_STD, MIN_LOG_STD
+from paceline.models.export_graph import MEMORY, NEXT_MEMORY, Graph, Port, stack_leaves
+from paceline.models.masking import INVALID
+from paceline.models.normalizer import CLIP
 from paceline.run import checkpoint
-from paceline.spaces import Array, space_to_json
+from paceline.run.directory import replacing
+from paceline.spaces import MASK, Array, space_to_json
+from paceline.team_spaces import SHARED
 
 SUFFIX = ".onnx"
 OPSET = 17
 CHECK_ROWS = 64
 CHECK_SECONDS = 30.0
 TOLERANCE = 1e-4
-"""Of the largest number of an output, or of 1: what another order of the same sums may differ by."""
+"""Largest difference allowed, relative to the largest number of an output or to 1: the order of sums may differ."""
 
 
 class ExportError(RuntimeError):
-    """The file would not do what the policy does. Nothing was written."""
+    """The exported network differs from the policy. Nothing was written."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Export:
     inputs: list[Port]
     outputs: list[Port]
     checked: str
-    """How the file was compared with the policy, or why it was not."""
+    """How the file was compared with the policy, or why not."""
 
     def text(self) -> str:
         config, steps = self.agent.config, self.agent.counters["env_steps"]
@@ -64,13 +71,18 @@ def export(target: str | Path, output: str | Path | None = None, *, which: str |
     found = checkpoint.find(target, which)
     path = _path(output, found)
     agent = Agent(found)
-    graph = Graph(agent.policy, value=agent.config.algo != "sac", deviation=agent.has_noise)
+    if agent.config.multi_agent.policies != SHARED:
+        raise UserError(f"{found} has several policies (multi_agent.policies), which export does not write yet")
+    graph = Graph(agent.policy, value=agent.config.algorithm.has_value, deviation=agent.has_noise)
     graph.eval()
-    observations, source = _observe(agent)
-    content, remarks = _trace(graph, observations, agent.config)
-    content = _finish(onnx, content, graph, agent)
-    checked = _check(content, graph, agent, observations, source, remarks)
-    _write(path, content)
+    with same_folder():
+        observations, rows, source = _observe(agent)
+    inputs = stack_leaves(graph, observations, rows)
+    content, remarks = _trace(graph, inputs, agent.config)
+    content = _add_metadata(onnx, content, graph, agent)
+    checked = _check(content, graph, agent, inputs, rows, source, remarks)
+    with replacing(path, binary=True) as file:
+        file.write(content)
     return Export(path, agent, graph.inputs, graph.outputs, checked)
 
 
@@ -96,37 +108,70 @@ def _path(output: str | Path | None, found: Path) -> Path:
     return path
 
 
-def _observe(agent: Agent) -> tuple[list[Any], str]:
-    """Observations to compare with, and where they are from: every second action is the policy's, the others random."""
-    rows: list[Any] = []
+def _observe_team(env: AgentsEnv, agent: Agent) -> tuple[list[Any], Array, str]:
+    """Observations of all agents."""
+    seen: list[Any] = []
+    rows: list[Array] = []
+    here, infos = env.reset(seed=0)
+    deadline = time.monotonic() + CHECK_SECONDS
+    while len(rows) < CHECK_ROWS and time.monotonic() < deadline:
+        for name, observation in here.items():
+            info = infos.get(name)
+            rows.append(agent.encode(observation, info.get(MASK) if isinstance(info, Mapping) else None))
+            seen.append(copy.deepcopy(observation))
+        result = env.step(agent.act_for(here, infos))
+        here, _, over = env.after(result)
+        infos = result[4]
+        if over:
+            here, infos = env.reset(seed=len(rows))
+    return seen[:CHECK_ROWS], np.stack(rows[:CHECK_ROWS]), "observations of the environment"
+
+
+def _observe(agent: Agent) -> tuple[list[Any], Array, str]:
+    """Observations for the comparison, as the environment gives them and encoded, and their source. Actions alternate
+    between the policy's and random ones."""
+    seen: list[Any] = []
+    rows: list[Array] = []
+    codec, rng = agent.policy.observation, np.random.default_rng(0)
     deadline = time.monotonic() + CHECK_SECONDS
     reason = ""
     try:
         env = agent.make_env()
         try:
+            if isinstance(env, AgentsEnv):
+                return _observe_team(env, agent)
             env.action_space.seed(0)
-            observation, _ = env.reset(seed=0)
-            rows.append(copy.deepcopy(observation))
+            observation, info = env.reset(seed=0)
             while len(rows) < CHECK_ROWS and time.monotonic() < deadline:
-                action = agent.act(observation) if len(rows) % 2 else env.action_space.sample()
-                observation, _, terminated, truncated, _ = env.step(action)
+                mask = agent.mask_of(env, observation, info)
+                rows.append(agent.encode(observation, mask))
+                seen.append(copy.deepcopy(observation))
+                if len(rows) % 2 or (mask is not None and agent.policy.action.is_mixed):
+                    action = agent.act(observation, mask=mask)
+                elif mask is None:
+                    action = env.action_space.sample()
+                else:
+                    action = agent.policy.action.split(random_actions(rng, mask[None], codec.mask))[0]
+                observation, _, terminated, truncated, info = env.step(action)
                 if terminated or truncated:
-                    observation, _ = env.reset()
-                rows.append(copy.deepcopy(observation))
+                    observation, info = env.reset()
+                    agent.reset()
         finally:
-            env.close()  # type: ignore[no-untyped-call]
-    except Exception as error:  # an environment may raise anything, and may not be installed here
+            close_env(env)
+    except Exception as error:  # an environment may raise anything, or be missing here
         reason = " ".join(str(error).split())[:200] or type(error).__name__
     if rows:
-        return rows, "observations of the environment"
-    space = agent.policy.observation.space
-    space.seed(0)
-    return [space.sample() for _ in range(CHECK_ROWS)], f"samples of the observation space (no environment: {reason})"
+        return seen, np.stack(rows), "observations of the environment"
+    codec.space.seed(0)
+    seen = [codec.space.sample() for _ in range(CHECK_ROWS)]
+    mask = np.ones(sum(codec.mask), np.int8) if codec.mask else None
+    rows = [agent.encode(observation, mask) for observation in seen]
+    return seen, np.stack(rows), f"samples of the observation space (no environment: {reason})"
 
 
-def _trace(graph: Graph, observations: list[Any], config: RunConfig) -> tuple[bytes, list[str]]:
-    """The file, and what torch had to say: operations that depend on more than the shapes are fixed by tracing."""
-    examples = tuple(torch.from_numpy(a) for a in stack_leaves(graph, (observations * 2)[:2]).values())
+def _trace(graph: Graph, inputs: dict[str, Array], config: RunConfig) -> tuple[bytes, list[str]]:
+    """The file, and torch's warnings: tracing fixes operations that depend on more than shapes."""
+    examples = tuple(torch.from_numpy(np.concatenate([a, a])[:2]) for a in inputs.values())
     names = [port.name for port in (*graph.inputs, *graph.outputs)]
     buffer = io.BytesIO()
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
@@ -135,14 +180,14 @@ def _trace(graph: Graph, observations: list[Any], config: RunConfig) -> tuple[by
             torch.onnx.export(
                 graph,
                 examples,
-                buffer,  # type: ignore[arg-type]  # said of the other exporter; this one takes it
+                buffer,  # type: ignore[arg-type]  # the type of the other exporter; this one accepts it
                 dynamo=False,
                 opset_version=OPSET,
                 input_names=names[: len(graph.inputs)],
                 output_names=names[len(graph.inputs) :],
                 dynamic_axes={name: {0: "N"} for name in names},
             )
-        except Exception as error:  # torch's exporter and a user's network raise what they like
+        except Exception as error:  # torch's exporter and a user's network may raise anything
             of = f"model.class={_plain_name(config.model.class_)}" if config.model.class_ else "this network"
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"{of} cannot be written as ONNX: {type(error).__name__}: {reason}") from error
@@ -150,8 +195,8 @@ def _trace(graph: Graph, observations: list[Any], config: RunConfig) -> tuple[by
     return buffer.getvalue(), remarks
 
 
-def _finish(onnx: Any, content: bytes, graph: Graph, agent: Agent) -> bytes:
-    """With who made it, of what, and what its inputs and outputs are."""
+def _add_metadata(onnx: Any, content: bytes, graph: Graph, agent: Agent) -> bytes:
+    """Add the origin of the network and the meaning of its inputs and outputs."""
     model = onnx.load_model_from_string(content)
     model.producer_name, model.producer_version = "paceline", version("paceline")
     config = agent.config
@@ -166,7 +211,7 @@ def _finish(onnx: Any, content: bytes, graph: Graph, agent: Agent) -> bytes:
         "clipped_to": CLIP if agent.policy.moments is not None else None,
         "images_divided_by": {
             port.name: leaf.scale
-            for port, leaf in zip(graph.inputs, graph.observation.leaves, strict=True)
+            for port, leaf in zip(graph.inputs, graph.observation.leaves, strict=False)
             if leaf.kind == "image" and leaf.scale != 1.0
         },
     }
@@ -196,8 +241,16 @@ def _describe(port: Port) -> dict[str, Any]:
     return {"dtype": str(port.dtype), "shape": ["N", *port.shape], "meaning": port.meaning}
 
 
-def _check(content: bytes, graph: Graph, agent: Agent, observations: list[Any], source: str, remarks: list[str]) -> str:
-    """The file run by onnxruntime against the policy, all rows at once and the first one alone."""
+def _check(
+    content: bytes,
+    graph: Graph,
+    agent: Agent,
+    inputs: dict[str, Array],
+    encoded: Array,
+    source: str,
+    remarks: list[str],
+) -> str:
+    """Compare the file in onnxruntime with the policy, on all rows at once and on the first one alone."""
     try:
         runtime = import_module("onnxruntime")
     except ImportError:
@@ -206,36 +259,44 @@ def _check(content: bytes, graph: Graph, agent: Agent, observations: list[Any], 
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     try:
         session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        inputs = stack_leaves(graph, observations)
         names = [port.name for port in graph.outputs]
         together = session.run(names, inputs)
         alone = session.run(names, {name: rows[:1] for name, rows in inputs.items()})
     except Exception as error:  # its errors have no common base
         reason = " ".join(str(error).split())[:300]
         raise ExportError(f"onnxruntime cannot run the exported policy: {reason}{_hint(remarks)}") from error
-    codec = agent.policy.observation
-    encoded = np.zeros((len(observations), *codec.shape), codec.dtype)
-    for row, observation in zip(encoded, observations, strict=True):
-        codec.encode_one(observation, row)
     worst = 0.0
     for rows, results in ((encoded, together), (encoded[:1], alone)):
-        worst = max(worst, _compare(agent, graph, rows, dict(zip(names, results, strict=True)), remarks))
+        memory = inputs[MEMORY][: len(rows)] if graph.memory else None
+        worst = max(worst, _compare(agent, graph, rows, memory, dict(zip(names, results, strict=True)), remarks))
     return (
-        f"by onnxruntime {runtime.__version__} on {len(observations)} {source}: the same actions, outputs within "
-        f"{worst:.0e}"
+        f"by onnxruntime {runtime.__version__} on {len(encoded)} {source}: the same actions, outputs within {worst:.0e}"
     )
 
 
-def _compare(agent: Agent, graph: Graph, rows: Array, got: dict[str, Array], remarks: list[str]) -> float:
-    """The largest difference, of the largest number of an output or of 1."""
+def _compare(
+    agent: Agent, graph: Graph, rows: Array, memory: Array | None, got: dict[str, Array], remarks: list[str]
+) -> float:
+    """The largest difference, relative as in `TOLERANCE`."""
     policy = agent.policy
-    out, value = (np.array(a) for a in policy.outputs(rows))
-    expected: dict[str, Array] = {graph.outputs[1].name: out.T, "value": value}
-    action = policy.action.decode(policy.best(rows))
-    if policy.action.is_continuous:
-        expected["action"] = action
+    after, memory = copy.deepcopy(memory), copy.deepcopy(memory)  # acting changes it
+    out, value = (np.array(a) for a in policy.outputs(rows, after))
+    expected: dict[str, Array] = {graph.outputs[len(graph.actions)].name: out.T, "value": value}
+    if policy.action.is_mixed:
+        logits = sum(policy.action.nvec)
+        expected |= {"logits": out[:logits].T, "mean": out[logits:].T}
+    if after is not None:
+        expected[NEXT_MEMORY] = after
+    if graph.gives_log_std:
+        mean, log_std = np.split(out.T, 2, axis=1)
+        expected |= {"mean": mean, "log_std": np.clip(log_std, MIN_LOG_STD, MAX_LOG_STD)}
+    action = policy.greedy(rows, memory)
+    choices = len(policy.action.nvec)
+    if policy.action.dim:
+        parts = zip(policy.action.parts, graph.actions, policy.action.decode_parts(action), strict=True)
+        expected |= {port.name: array for part, port, array in parts if part.start >= choices}
         if graph.deviates:
-            expected["log_std"] = np.broadcast_to(policy.state()["log_std"], out.T.shape)
+            expected["log_std"] = np.broadcast_to(policy.state()["log_std"], (len(rows), policy.action.dim))
     worst = 0.0
     for port in graph.outputs:
         if port.name not in expected:
@@ -243,33 +304,41 @@ def _compare(agent: Agent, graph: Graph, rows: Array, got: dict[str, Array], rem
         wanted, found = expected[port.name], got[port.name]
         if found.shape != wanted.shape:
             raise ExportError(
-                f"the exported policy gives {port.name} of shape {list(found.shape)} for {len(rows)} observations, "
-                f"{list(wanted.shape)} is right{_hint(remarks)}"
+                f"the exported policy gives {port.name} of shape {list(found.shape)} for {len(rows)} observations "
+                f"instead of {list(wanted.shape)}{_hint(remarks)}"
             )
-        slack = 1.0 if port.dtype.kind in "iu" else 0.0  # a whole number is cut off, and may fall on either side
+        slack = 1.0 if port.dtype.kind in "iu" else 0.0  # rounding to whole numbers may go either way
         difference = np.abs(found.astype(np.float64) - wanted.astype(np.float64)) - slack
-        relative = max(0.0, float(difference.max())) / max(1.0, float(np.abs(wanted).max()))
-        if not relative <= TOLERANCE:  # nor NaN
+        relative = max(0.0, float(difference.max())) / _largest(wanted)
+        if not relative <= TOLERANCE:  # also for NaN
             raise ExportError(
-                f"the exported policy gives another {port.name} than the run's: off by {relative:.1e} of it, "
+                f"the exported policy gives another {port.name} than the run's: it differs by {relative:.1e}, and "
                 f"{TOLERANCE:.0e} is allowed{_hint(remarks)}"
             )
         worst = max(worst, relative)
-    if not policy.action.is_continuous:
-        _compare_choices(agent, out, action, got["action"])
+    if choices:
+        chosen = zip(policy.action.parts, graph.actions, strict=True)
+        theirs = [got[port.name].reshape(len(rows), -1) for part, port in chosen if part.start < choices]
+        _compare_choices(agent, out, action[:, :choices].astype(np.int64), np.concatenate(theirs, axis=1))
     return worst
 
 
-def _compare_choices(agent: Agent, out: Array, wanted: Array, got: Array) -> None:
-    """The same, but where two are as good as each other."""
+def _compare_choices(agent: Agent, out: Array, ours: Array, got: Array) -> None:
+    """Require the same choices, except where two are equally good. `got`: in the units of the environment."""
     codec = agent.policy.action
-    ours, theirs = (a.reshape(len(a), -1).astype(np.int64) - codec.offset for a in (wanted, got))
-    slack = TOLERANCE * max(1.0, float(np.abs(out).max()))
+    theirs = got.astype(np.int64) - codec.offset
+    slack = TOLERANCE * _largest(out)
     starts = np.concatenate(([0], np.cumsum(codec.nvec)[:-1]))
     for row, choice in zip(*np.nonzero(ours != theirs), strict=True):
         best, other = (out[starts[choice] + a[row, choice], row] for a in (ours, theirs))
         if best - other > slack:
-            raise ExportError(f"the exported policy takes action {got[row]} where the run's takes {wanted[row]}")
+            run_takes = ours[row] + codec.offset
+            raise ExportError(f"the exported policy takes action {got[row]} where the run's takes {run_takes}")
+
+
+def _largest(numbers: Array) -> float:
+    """The size of the largest number, at least 1, without those of invalid actions."""
+    return float(np.abs(np.where(numbers == INVALID, 0, numbers)).max(initial=1.0))
 
 
 def _hint(remarks: list[str]) -> str:
@@ -277,19 +346,6 @@ def _hint(remarks: list[str]) -> str:
 
 
 def _plain_name(name: str) -> str:
-    """Without the folders of this machine."""
+    """Without folders of this machine."""
     path, sign, attribute = name.rpartition(":")
     return f"{Path(path).name}:{attribute}" if sign and path.endswith(".py") else name
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -1,57 +1,72 @@
-"""Facts about this machine: the cores and the memory that are really ours, and what we have used of them.
+"""This machine: the cores and the memory this process may use, and how much it has used.
 
-A container or a batch job sees every core of its host but may use only a few: `os.cpu_count()` is never the answer.
-Functions that read files below `/proc` and `/sys` take `root`, the folder that stands for `/`.
+A container or a batch job sees every core of its host but may use only some of them, so `os.cpu_count()` is not enough.
+Functions that read files below `/proc` and `/sys` take `root`, a folder to use instead of `/`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from paceline.schedulers import SCHEDULERS
+
 ROOT = Path("/")
+ENVPOOL_LIBRARIES = ("libGL.so.1", "libglib-2.0.so.0", "libgthread-2.0.so.0")
+"""System libraries that envpool links to but does not include."""
 ENVPOOL_LIBRARIES_FIX = (
     "apt-get install libgl1 libglib2.0-0, or without root: conda install -c conda-forge libgl libglib"
 )
-"""What the wheel of envpool links to and does not bring."""
 
 
 @dataclass(frozen=True)
-class CoreFacts:
+class CoreCounts:
     reported: int
-    """What `os.cpu_count()` says: the logical cores of the whole machine."""
+    """`os.cpu_count()`: the logical cores of the whole machine."""
     physical: int | None
-    """Cores without hyper-threads, where the system tells."""
+    """Cores without hyper-threads, if known."""
     affinity: int
     """Cores this process may be scheduled on."""
     quota: float | None
     """CPU time per second granted by the cgroups, or None without a limit."""
-    slurm: int | None
-    """Cores given by SLURM to this task or node, or None outside of it."""
-    ours: int
+    scheduler: int | None
+    """Cores that a batch scheduler gave to this task or host, or None outside of a job."""
+    usable: int
     """The least of these, at least 1."""
 
 
+def missing_libraries(names: Iterable[str]) -> list[str]:
+    """The shared libraries among `names` that the dynamic loader does not find."""
+    missing = []
+    for name in names:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            missing.append(name)
+    return missing
+
+
 def cores(root: Path = ROOT) -> int:
-    """How many cores are ours to keep busy."""
-    return core_facts(root).ours
+    """How many cores this process may use."""
+    return core_counts(root).usable
 
 
-def core_facts(root: Path = ROOT) -> CoreFacts:
+def core_counts(root: Path = ROOT) -> CoreCounts:
     reported = os.cpu_count() or 1
-    get_affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+    get_affinity = getattr(os, "sched_getaffinity", None)  # Linux only
     affinity = len(get_affinity(0)) if get_affinity else reported
     quota = cpu_quota(root)
-    slurm = _slurm_cores()
-    limits = [affinity, *([math.ceil(quota)] if quota is not None else []), *([slurm] if slurm is not None else [])]
-    return CoreFacts(reported, _physical_cores(), affinity, quota, slurm, max(1, min(limits)))
+    given = _scheduler_cores()
+    limits = [affinity, *([math.ceil(quota)] if quota is not None else []), *([given] if given is not None else [])]
+    return CoreCounts(reported, _physical_cores(), affinity, quota, given, max(1, min(limits)))
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """The tightest CPU quota over our cgroup and its parents, in cores."""
+    """The lowest CPU quota of our cgroup and its parents, in cores."""
     quotas = []
     for folder in _cgroup_folders(root, "cpu"):
         limit, _, period = _read(folder / "cpu.max").partition(" ")  # version 2: "200000 100000" or "max 100000"
@@ -63,13 +78,13 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
 
 def memory_limit_bytes(root: Path = ROOT) -> int:
-    """What we may use in all: the tightest cgroup limit, or the memory of the machine if that is less."""
+    """The memory that may be used: the lowest cgroup limit, or the memory of the machine if that is less."""
     limit, physical = cgroup_memory_bytes(root), physical_memory_bytes()
     return physical if limit is None else min(limit, physical)
 
 
 def cgroup_memory_bytes(root: Path = ROOT) -> int | None:
-    """The tightest memory limit over our cgroup and its parents."""
+    """The lowest memory limit of our cgroup and its parents."""
     limits = []
     for folder in _cgroup_folders(root, "memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
@@ -87,8 +102,8 @@ def physical_memory_bytes() -> int:
 def memory_bytes(pids: list[int] | None = None, root: Path = ROOT) -> int:
     """Memory of these processes, or of this one and all its descendants.
 
-    It is the proportional set size, which counts a page shared by N processes once and not N times; where the kernel
-    doesn't tell it, the resident set size. Processes that have gone count nothing.
+    It is the proportional set size, which counts a page shared by N processes once instead of N times, or the resident
+    set size where the kernel does not report it. Processes that have ended count 0.
     """
     if pids is None:
         import psutil
@@ -98,7 +113,7 @@ def memory_bytes(pids: list[int] | None = None, root: Path = ROOT) -> int:
 
 
 def cpu_seconds() -> float:
-    """User and system time so far of this process and its descendants, living or reaped."""
+    """User and system time of this process and its descendants so far, including those that have ended."""
     import psutil
 
     own = os.times()
@@ -107,13 +122,13 @@ def cpu_seconds() -> float:
         try:
             used = child.cpu_times()
         except psutil.Error:
-            continue  # gone since it was listed
+            continue  # it has ended meanwhile
         total += used.user + used.system + used.children_user + used.children_system
     return total
 
 
 def governor(root: Path = ROOT) -> str | None:
-    """The frequency governor of the first core (`performance`, `powersave`, …), where the system has one."""
+    """The frequency governor of the first core (`performance`, `powersave`, …), if there is one."""
     return _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or None
 
 
@@ -126,10 +141,10 @@ def load_average() -> tuple[float, float, float] | None:
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """The folders that can limit us, from our own cgroup up to where its hierarchy is mounted.
+    """The folders whose limits apply, from our own cgroup up to the mount of its hierarchy.
 
-    Inside a container the path may be the host's, which isn't there; the mount itself is then our cgroup. So every
-    parent is tried, and the reader skips what doesn't exist.
+    Inside a container the path may be the host's, which does not exist there; the mount itself is then our cgroup. So
+    every parent is tried, and the reader skips missing ones.
     """
     mounts = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
@@ -147,8 +162,9 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
                 yield base.joinpath(*parts[:depth])
 
 
-def _slurm_cores() -> int | None:
-    values = [os.environ.get(name, "") for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")]
+def _scheduler_cores() -> int | None:
+    names = [name for scheduler in SCHEDULERS.values() for name in scheduler.core_variables]
+    values = [os.environ.get(name, "") for name in names]
     return min((int(value) for value in values if _is_positive(value)), default=None)
 
 

@@ -1,4 +1,8 @@
-"""What a sample of episodes or of runs says, and how sure that is. Numpy alone."""
+"""Statistics of episodes and runs: interquartile mean, bootstrap intervals, probability of improvement, profiles.
+
+They are those of rliable, in numpy. The module stands at the bottom of the layers because `evaluate` and the training
+loop summarise episodes with it, and `results` compares runs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import numpy.typing as npt
 def iqm(x: npt.ArrayLike) -> float:
     """Interquartile mean: the mean without the lowest and the highest quarter (rounded down) of the values.
 
-    Less moved by outliers than the mean, and less noisy than the median.
+    More robust to outliers than the mean, and less noisy than the median.
     """
     values = np.sort(_sample(x))
     cut = values.size // 4
@@ -29,7 +33,7 @@ def bootstrap_interval(
     """Percentile bootstrap interval of a statistic. The same sample and seed give the same interval."""
     values = _sample(x)
     rng = np.random.default_rng(seed)
-    # One resample at a time: a matrix of them all would take gigabytes for a large sample.
+    # One resample at a time: for a large sample, a matrix of all would take gigabytes.
     draws = [float(statistic(values[rng.integers(values.size, size=values.size)])) for _ in range(resamples)]
     return _interval(draws, confidence)
 
@@ -41,15 +45,14 @@ def stratified_bootstrap_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of a statistic of all values together, where each stratum (the runs of one game) is
-    resampled by itself: every resample has as many values of each as the sample, so that which games are hard adds
-    nothing to the width."""
+    """Percentile bootstrap interval of a statistic over all values, with each stratum (the runs of one game) resampled
+    by itself, so that differences between games do not widen it."""
     drawn = np.concatenate(_draws(strata, np.random.default_rng(seed), resamples), axis=1)
     return _interval([float(statistic(row)) for row in drawn], confidence)
 
 
 def probability_of_improvement(x: Sequence[npt.ArrayLike], y: Sequence[npt.ArrayLike]) -> float:
-    """How probably a run of `x` beats one of `y` in the same game, averaged over games; a tie is half a win."""
+    """Probability that a run of `x` beats one of `y` in the same game, averaged over games; a tie is half a win."""
     _check_pairs(x, y)
     return float(np.mean([_wins(_sample(a), _sample(b)) for a, b in zip(x, y, strict=True)]))
 
@@ -65,13 +68,13 @@ def improvement_interval(
     _check_pairs(x, y)
     rng = np.random.default_rng(seed)
     games = zip(_draws(x, rng, resamples), _draws(y, rng, resamples), strict=True)
-    # [resamples, runs of x, runs of y] for a game: small, because a run is hours of work.
+    # [resamples, runs of x, runs of y] for each game; there are few runs.
     wins = [np.sign(a[:, :, None] - b[:, None, :]).mean(axis=(1, 2)) / 2 + 0.5 for a, b in games]
     return _interval(np.mean(wins, axis=0), confidence)
 
 
 def performance_profile(strata: Sequence[npt.ArrayLike], thresholds: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Of all runs of all games, the share that scores above each threshold."""
+    """Share of the runs of all games that score above each threshold."""
     values = np.concatenate([_sample(stratum) for stratum in strata])
     return np.asarray((values[:, None] > np.asarray(thresholds, np.float64)).mean(axis=0), np.float64)
 
@@ -93,17 +96,17 @@ def profile_interval(
 def ratio_interval(
     x: npt.ArrayLike, y: npt.ArrayLike, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of mean(x) / mean(y), of two samples that are resampled by themselves."""
+    """Percentile bootstrap interval of mean(x) / mean(y), with both samples resampled."""
     above, below = _draws([x, y], np.random.default_rng(seed), resamples)
     return _interval(above.mean(axis=1) / below.mean(axis=1), confidence)
 
 
 def summarize(returns: npt.ArrayLike, lengths: npt.ArrayLike) -> dict[str, float | int]:
-    """Episodes as one flat record. `return_ci_*` is the 95 % interval of the mean; deviations are those of the sample
-    itself (divided by N, so one episode has 0)."""
+    """Episodes as one flat record. `return_ci_*` is the 95 % interval of the mean; standard deviations divide by N, so
+    that of one episode is 0."""
     r, n = _sample(returns), _sample(lengths)
     if r.size != n.size:
-        raise ValueError(f"{r.size} returns and {n.size} lengths: one of each is needed for every episode")
+        raise ValueError(f"{r.size} returns and {n.size} lengths: every episode needs one of each")
     low, high = bootstrap_interval(r)
     return {
         "return_mean": float(r.mean()),
@@ -136,7 +139,7 @@ def _wins(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
 
 def _check_pairs(x: Sequence[npt.ArrayLike], y: Sequence[npt.ArrayLike]) -> None:
     if len(x) != len(y) or not x:
-        raise ValueError(f"{len(x)} and {len(y)} games: both sides need the same ones, at least one")
+        raise ValueError(f"{len(x)} and {len(y)} games: both sides need the same games, at least one")
 
 
 def _interval(draws: Sequence[float] | npt.NDArray[np.float64], confidence: float) -> tuple[float, float]:

@@ -1,1 +1,1 @@
-"""Many runs of one kind, made and read together."""
+"""Plan and make many runs of one kind: a suite of games, a scaling benchmark, a throughput measurement."""

@@ -1,4 +1,4 @@
-"""What this machine can do at most: arithmetic, memory, the network to itself, and stepping an environment alone."""
+"""The ceilings of this machine: arithmetic, memory bandwidth, loopback network, and stepping an environment alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from paceline.config import RunConfig
 
 if TYPE_CHECKING:
-    from paceline.engine.replica import Replica
+    from paceline.engines.actor_learner import ActorLearner
 
 SECONDS = 0.5
-"""Of each measurement. The best of many short ones counts: a ceiling is to be one."""
+"""Length of each measurement. The best of many short ones counts."""
 WAIT_SECONDS = 20.0
 COPY_BYTES = 64 * 2**20
 MESSAGE_BYTES = 16 * 2**20
@@ -26,31 +26,31 @@ MESSAGE_BYTES = 16 * 2**20
 @dataclass(frozen=True)
 class Ceilings:
     env_steps_per_second: float
-    """One process steps as many environments as a worker has, and does nothing else."""
+    """One process that only steps as many environments as a worker has."""
     gemm_gflops: float
-    """Matrix products of 1024 x 1024, with the threads of a run."""
+    """Matrix products of 1024 x 1024, with as many threads as a run has."""
     net_gflops: float
-    """The network's own widest product, of as many rows as an optimizer step has."""
+    """The network's widest product, with as many rows as an optimizer step has."""
     conv_gflops: float | None
-    """3 x 3 convolutions of 32 to 32 channels; None where observations are no images."""
+    """3 x 3 convolutions of 32 to 32 channels; None unless observations are images."""
     copy_gbytes_per_second: float
     network_gbytes_per_second: float
     """TCP on 127.0.0.1, one connection."""
     round_trip_microseconds: float
-    """A byte there and back on it."""
+    """One byte there and back on that connection."""
     threads: int
     forward_flop: int
-    """Of the network for one row."""
+    """Operations of the network for one row."""
     observation_bytes: int
 
 
 def measure(config: RunConfig, envs: int, cores: int) -> Ceilings:
-    """In this process, a few seconds. `envs`, `cores`: those of one worker; 0 cores: all that are ours."""
+    """Measure in this process, for a few seconds. `envs`, `cores`: of one worker; 0 cores: all available ones."""
     import torch
 
-    from paceline.engine.replica import Replica, minibatch_rows
+    from paceline.engines.actor_learner import ActorLearner
 
-    replica = Replica(config, envs=envs, cores=cores, on_device=False)
+    replica = ActorLearner(config, envs=envs, cores=cores, on_device=False)
     try:
         assert replica.collector is not None
         replica.collector.start()
@@ -58,7 +58,10 @@ def measure(config: RunConfig, envs: int, cores: int) -> Ceilings:
         observation = replica.policy.observation
         forward = _forward_flop(replica)
         bytes_each = int(np.prod(observation.shape)) * observation.dtype.itemsize
-        rows, width = minibatch_rows(config, envs), max([*config.model.hidden, 1])
+        rows, width = (
+            config.hyper.rows_per_step(max(envs, 1) * config.hyper.rollout_steps),
+            max([*config.model.hidden, 1]),
+        )
         image, threads = observation.is_image, replica.threads
     finally:
         replica.close()
@@ -73,9 +76,9 @@ def measure(config: RunConfig, envs: int, cores: int) -> Ceilings:
     return Ceilings(stepping, gemm, net, conv, _copy(), network, trip, threads, forward, bytes_each)
 
 
-def _best(work: Callable[[], object], amount: float) -> float:
-    """`amount` over the shortest time of `work`, tried for `SECONDS`."""
-    work()  # the first touches memory for the first time
+def _best_rate(work: Callable[[], object], amount: float) -> float:
+    """`amount` over the shortest time of `work`, repeated for `SECONDS`."""
+    work()  # the first call faults memory in
     best, end = float("inf"), time.perf_counter() + SECONDS
     while time.perf_counter() < end:
         began = time.perf_counter()
@@ -84,8 +87,8 @@ def _best(work: Callable[[], object], amount: float) -> float:
     return amount / best
 
 
-def _stepping(replica: Replica) -> float:
-    """The actions of a rollout again and again: choosing them is not part of it."""
+def _stepping(replica: ActorLearner) -> float:
+    """Replay the actions of one rollout, so that choosing actions is not measured."""
     assert replica.collector is not None
     batch = replica.collector.collect(0)
     (env,) = replica.envs
@@ -96,14 +99,14 @@ def _stepping(replica: Replica) -> float:
         for action in actions:
             env.step(action)
 
-    return _best(work, len(actions) * env.num_envs)
+    return _best_rate(work, len(actions) * env.num_envs)
 
 
-def _forward_flop(replica: Replica) -> int:
+def _forward_flop(replica: ActorLearner) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from paceline.model.q import QPolicy
+    from paceline.models.q import QPolicy
 
     policy = replica.policy
     net = policy.online.net if isinstance(policy, QPolicy) else policy.net
@@ -117,7 +120,7 @@ def _gemm(rows: int, width: int) -> float:
     import torch
 
     a, b, c = torch.randn(rows, width), torch.randn(width, width), torch.empty(rows, width)
-    return _best(lambda: torch.mm(a, b, out=c), 2.0 * rows * width * width / 1e9)
+    return _best_rate(lambda: torch.mm(a, b, out=c), 2.0 * rows * width * width / 1e9)
 
 
 def _conv() -> float:
@@ -126,16 +129,18 @@ def _conv() -> float:
     x = torch.randn(16, 32, 32, 32).contiguous(memory_format=torch.channels_last)
     kernel = torch.randn(32, 32, 3, 3).contiguous(memory_format=torch.channels_last)
     with torch.inference_mode():
-        return _best(lambda: torch.nn.functional.conv2d(x, kernel, padding=1), 2.0 * 16 * 32 * 32 * 32 * 32 * 9 / 1e9)
+        return _best_rate(
+            lambda: torch.nn.functional.conv2d(x, kernel, padding=1), 2.0 * 16 * 32 * 32 * 32 * 32 * 9 / 1e9
+        )
 
 
 def _copy() -> float:
     source, target = np.ones(COPY_BYTES, np.uint8), np.empty(COPY_BYTES, np.uint8)
-    return _best(lambda: np.copyto(target, source), COPY_BYTES / 1e9)
+    return _best_rate(lambda: np.copyto(target, source), COPY_BYTES / 1e9)
 
 
 def _loopback() -> tuple[float, float]:
-    """(GB/s, µs there and back)."""
+    """(GB/s, round trip in µs)."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(WAIT_SECONDS)
         client = socket.create_connection(server.getsockname(), timeout=WAIT_SECONDS)
@@ -156,14 +161,14 @@ def _loopback() -> tuple[float, float]:
             client.sendall(b"p")
             client.recv(1)
 
-        found = _best(send, MESSAGE_BYTES / 1e9), 1e6 / _best(ping, 1.0)
+        found = _best_rate(send, MESSAGE_BYTES / 1e9), 1e6 / _best_rate(ping, 1.0)
         client.sendall(b"e")
         echo.join(WAIT_SECONDS)
     return found
 
 
 def _answer(peer: socket.socket) -> None:
-    """A byte for each message, whose first byte says whether more follow; until `e` or the end."""
+    """Answer each message with one byte. A message is `p`, `m` followed by its payload, or `e` for the end."""
     buffer = bytearray(2**20)
     try:
         while (kind := peer.recv(1)) not in (b"", b"e"):
@@ -175,4 +180,4 @@ def _answer(peer: socket.socket) -> None:
                 left -= got
             peer.sendall(b"a")
     except OSError:
-        return  # the other end is gone
+        return  # the connection was closed

@@ -1,7 +1,7 @@
-"""`paceline bench throughput`: where the time of one run goes, against what this machine could do of it.
+"""`paceline bench throughput`: where the time of one run goes, compared with the ceilings of this machine.
 
-The run is an ordinary one, or one that exists. `--profile` adds a flame graph of a second run (py-spy) and a trace of
-one iteration (torch).
+It makes an ordinary run, or takes an existing one. `--profile` adds a flame graph of a second run (py-spy) and a trace
+of one iteration (torch).
 """
 
 from __future__ import annotations
@@ -23,30 +23,35 @@ from typing import Any
 import numpy as np
 
 from paceline.bench.ceilings import Ceilings, measure
-from paceline.bench.make import Interrupts, Screen, make_folder, reason, run_words
-from paceline.bench.results import machine, machines, table
-from paceline.bench.study import RunData, load_run
-from paceline.config import RunConfig, UserError
+from paceline.bench.runner import Interrupts, Screen, failure_reason, make_folder, run_words
+from paceline.config import RunConfig, UserError, algorithm_name
+from paceline.config.resolve import validate
 from paceline.machine import cores
-from paceline.resolve import validate
-from paceline.run.directory import RunDirectory, write_json, write_text
+from paceline.results.runs import RunData, load_run
+from paceline.results.text import UNKNOWN, count, machine_lines, percent, table
+from paceline.run.directory import RunDirectory, missing_folders, remove_empty, write_json, write_text
 from paceline.run.provenance import cpu_model
 
-PROFILE_RATE = 100  # samples a second: a few per cent of the speed
+BAD_INPUT = 2
+PROFILE_RATE = 100  # samples per second; costs a few percent of the speed
 PROFILE_SECONDS = 900.0
 PROFILE_TRAINING_SECONDS = 60.0
 GRACE_SECONDS = 10.0
 
 
+class ThroughputError(RuntimeError):
+    """The run that was to be measured failed."""
+
+
 @dataclass(frozen=True)
-class Part:
+class TimePart:
     name: str
     seconds: float | None
-    """None: not known."""
+    """None: unknown."""
     share: float
-    """Of the wall time of one process."""
+    """Share of the wall time of one process."""
     rate: str
-    """What it achieved."""
+    """The rate it achieved."""
     ceiling: str
     of_ceiling: float | None
 
@@ -54,18 +59,18 @@ class Part:
 def run_throughput(
     run: str | None, words: Sequence[str], *, out: str | None = None, profile: bool = False, command: str = ""
 ) -> int:
-    """Print and write `throughput.md` and `.json`; the exit status."""
+    """Print and write `throughput.md` and `.json`; return the exit status."""
     folder = Path(out or "runs/throughput").expanduser()
     if run:
         RunDirectory.open(run)
-    make_folder(folder)
     path = Path(run).expanduser() if run else _train(folder, words)
+    make_folder(folder)
     data = load_run(path)
     if not data.usable:
-        raise UserError(f"{path}: no rows to take figures from; {'; '.join(data.problems) or data.state}")
+        raise UserError(f"{path}: no rows to measure ({'; '.join(data.problems) or data.state})")
     config = validate(data.config)
-    if data.engine == "rllib" and config.algo not in ("ppo", "impala", "dqn"):
-        raise UserError(f"{path}: {config.algo} is RLlib's own, whose network is not known here; ppo, impala or dqn")
+    if not config.algorithm.native:
+        raise UserError(f"{path}: {config.algo} is available only in RLlib, so paceline does not know its network")
     ceilings = measure(config, _envs(config, data.workers), _cores(config, data))
     elsewhere = other_machine(data)
     parts = account(data, config, ceilings, elsewhere)
@@ -75,7 +80,7 @@ def run_throughput(
         {
             "command": command,
             "run": str(path),
-            "machine": machine(RunDirectory(path)),
+            "machine": data.machine,
             "parts": [dataclasses.asdict(part) for part in parts],
             "ceilings": dataclasses.asdict(ceilings),
             "other_machine": elsewhere,
@@ -85,32 +90,32 @@ def run_throughput(
     write_text(folder / "throughput.md", f"# Throughput\n\n```sh\n{command}\n```\n\n{text}")
     print(f"\n{text}\nwritten    {folder / 'throughput.md'} and .json")
     if profile:
-        _flame(folder, data)
+        _flame_graph(folder, data)
         _trace(folder, config, data)
     return 0
 
 
-def account(run: RunData, config: RunConfig, ceilings: Ceilings, elsewhere: str = "") -> list[Part]:
-    """By part, of one process: the mean worker, or the learner and (for env and act, of A3C also learn) the mean
-    actor. `elsewhere`: see `other_machine`."""
+def account(run: RunData, config: RunConfig, ceilings: Ceilings, elsewhere: str = "") -> list[TimePart]:
+    """The parts of the time of one process: the mean worker, or the learner with the mean actor for env and act (for
+    A3C also learn). `elsewhere`: see `other_machine`."""
     split, workers = run.time_split, max(1, run.workers)
     actors = run.summary.get("actor_time_split") or split
     wall = sum(split.values())
     steps = run.env_steps / workers
-    gradients = config.algo == "a3c"  # which the actors compute
+    gradients = config.algorithm.sharing == "gradients"  # which the actors compute
     learning = 1 if (actors is not split and not gradients) or run.engine == "rllib" else workers
     rows = learned_rows(run, config) / learning
     peak = ceilings.net_gflops if ceilings.conv_gflops is None else ceilings.conv_gflops
     shape = "matrix products of its size" if ceilings.conv_gflops is None else "convolutions"
     on_gpu = () if run.device == "cpu" else ("act", "learn", "copy *") if run.engine == "local" else ("learn", "copy *")
 
-    def part(name: str, seconds: float | None, rate: str, ceiling: str, of: float | None) -> Part:
+    def part(name: str, seconds: float | None, rate: str, ceiling: str, of: float | None) -> TimePart:
         why = "another machine" if elsewhere else f"on {run.device}" if name in on_gpu else ""
         if why and ceiling != "–":
             ceiling, of = f"– ({why})", None
-        return Part(name, seconds, seconds / wall if wall and seconds else 0.0, rate, ceiling, of)
+        return TimePart(name, seconds, seconds / wall if wall and seconds else 0.0, rate, ceiling, of)
 
-    def arithmetic(name: str, seconds: float, flop: float) -> Part:
+    def arithmetic(name: str, seconds: float, flop: float) -> TimePart:
         rate = flop / seconds / 1e9 if seconds else 0.0
         return part(name, seconds, f"{rate:,.1f} GFLOP/s", f"{peak:,.1f} GFLOP/s, {shape}", rate / peak)
 
@@ -120,7 +125,7 @@ def account(run: RunData, config: RunConfig, ceilings: Ceilings, elsewhere: str 
     alone = ceilings.env_steps_per_second
     found = [part("env", env, f"{stepping:,.0f} steps/s", f"{alone:,.0f} steps/s, stepping alone", stepping / alone)]
     found.append(arithmetic("act", act, steps * ceilings.forward_flop))
-    # Each observation is written once, and read once for each time it is learned from.
+    # Each observation is written once, and read each time it is learned from.
     moved = (steps + rows) * ceilings.observation_bytes
     copy = None if elsewhere or "copy *" in on_gpu else moved / 1e9 / ceilings.copy_gbytes_per_second
     rate = f"{moved / 1e6:,.0f} MB of observations"
@@ -137,123 +142,129 @@ def account(run: RunData, config: RunConfig, ceilings: Ceilings, elsewhere: str 
 
 
 def learned_rows(run: RunData, config: RunConfig) -> float:
-    """Rows that went through the network to learn, each as often as it did."""
-    if config.algo == "dqn":
+    """Rows that went through the network in learning, counted once per pass."""
+    hyper = config.hyper
+    if config.algorithm.sharing == "replay":
         trained = run.last("steps_trained")
-        return trained if trained == trained else float(run.summary.get("optimizer_steps") or 0) * config.dqn.batch_size
-    passes = run.column("epochs_done")  # fewer than asked for, where the KL limit ends them
-    passes = np.where(np.isfinite(passes), passes, config.ppo.epochs if config.algo == "ppo" else 1)
-    passes = passes + (config.impala.replay_ratio if config.algo == "impala" else 0.0)
+        steps = float(run.summary.get("optimizer_steps") or 0)
+        return trained if trained == trained else steps * hyper.rows_per_step(hyper.rollout_steps)
+    passes = run.column("epochs_done")  # the KL limit may end them early
+    passes = np.where(np.isfinite(passes), passes + hyper.replayed(), hyper.passes() + hyper.replayed())
     return float(np.diff(run.column("env_steps"), prepend=0.0) @ passes)
 
 
 def other_machine(run: RunData) -> str:
-    """What the run was made on, where that is not this machine, whose ceilings then say nothing of it."""
+    """The machine of the run if it is not this one, whose ceilings do not apply then; else empty."""
     here = (cpu_model(), cores())
     there = (run.provenance.get("cpu_model"), run.provenance.get("cores"))
-    return "" if here == there else f"{there[0]}, {there[1]} cores, and this is {here[0]}, {here[1]} cores"
+    return "" if here == there else f"{there[0]}, {there[1]} cores; this machine is {here[0]}, {here[1]} cores"
 
 
-def page(run: RunData, parts: Sequence[Part], ceilings: Ceilings, elsewhere: str = "") -> str:
+def page(run: RunData, parts: Sequence[TimePart], ceilings: Ceilings, elsewhere: str = "") -> str:
     rows = [
         [
             part.name,
-            "–" if part.seconds is None else f"{part.seconds:,.2f}",
-            f"{100 * part.share:.0f} %",
+            UNKNOWN if part.seconds is None else f"{part.seconds:,.2f}",
+            percent(part.share),
             part.rate,
             part.ceiling,
-            "–" if part.of_ceiling is None else f"{100 * part.of_ceiling:.0f} %",
+            percent(part.of_ceiling),
         ]
         for part in parts
     ]
-    which = f"{run.algo} on {run.env}, engine {run.engine}, {run.workers} worker{'s' if run.workers != 1 else ''}"
+    which = f"{algorithm_name(run.algo)} on {run.env}, engine {run.engine}, {count(run.workers, 'worker')}"
     lines = [
         f"`{run.path}`: {which}: {run.steps_per_second:,.0f} steps/s, {run.env_steps:,} steps.",
-        *machines([machine(RunDirectory(run.path))]),
+        *machine_lines([run.machine]),
         table(["part", "seconds", "of the time", "achieved", "ceiling of this machine", "of the ceiling"], rows),
-        "Seconds are those of one process: the mean worker, or the learner with, for env and act (of A3C also learn), "
-        "its mean actor. "
-        "\\* calculated, and inside env, act and learn. One row through the network forward: "
-        f"{ceilings.forward_flop:,} FLOP, learning from it three times that; {ceilings.threads} thread(s); "
+        "Seconds are those of one process: the mean worker, or the learner, with its mean actor for env and act (for "
+        "A3C also learn). \\* Calculated; it is part of env, act and learn. A forward pass of the network takes "
+        f"{ceilings.forward_flop:,} FLOP per row, learning three times that; {count(ceilings.threads, 'thread')}; "
         f"matrix products of 1024 x 1024: {ceilings.gemm_gflops:,.0f} GFLOP/s. "
-        "Log: rows, checkpoints, and what no other part has.",
+        "Log: rows, checkpoints, and the time that is in no other part.",
     ]
     if elsewhere:
         lines.append(f"No ceilings: the run was made on {elsewhere}.")
     if run.verdict:
         lines.append(f"Verdict: {run.verdict}.")
     if run.problems:
-        lines.append("To be known: " + "; ".join(run.problems))
+        lines.append("Remarks: " + "; ".join(run.problems))
     return "\n\n".join(lines) + "\n"
 
 
 def _envs(config: RunConfig, workers: int) -> int:
-    """Of one worker."""
-    shared = config.algo in ("ppo", "a2c") and config.engine.scaling == "strong"
+    """Environments of one worker."""
+    shared = config.algorithm.sharing == "replicas" and config.engine.scaling == "strong"
     return max(1, config.env.envs_per_worker // workers) if shared else max(1, config.env.envs_per_worker)
 
 
 def _cores(config: RunConfig, run: RunData) -> int:
-    """Of one process, as the engines share them out; 0: all."""
-    from paceline.algo import ALGORITHMS
-    from paceline.engine.rllib_settings import threads_of
+    """Cores of one process, as the engines assign them; 0: all."""
+    from paceline.engines.rllib.settings import threads_of
 
     if run.engine == "local":
         return 0
     if run.engine == "rllib":
         return threads_of(config, run.workers)
-    learners = 0 if ALGORITHMS[config.algo].schedule == "replicas" else config.engine.learners
+    learners = 0 if config.algorithm.sharing == "replicas" else config.engine.learners
     return max(1, cores() * run.nodes // (run.workers + learners))
 
 
-def _name() -> str:
+def _run_name() -> str:
     return time.strftime("run-%Y%m%d-%H%M%S")
 
 
 def _train(folder: Path, words: Sequence[str]) -> Path:
-    """An ordinary run."""
-    name = _name()
+    """Make an ordinary run. UserError if its settings are refused, which leaves no files."""
+    name, made = _run_name(), missing_folders(folder / "logs")
+    log = folder / "logs" / f"{name}.log"
+    make_folder(folder)
     screen, interrupts = Screen(1), Interrupts()
     with interrupts.installed():
         screen.begin(1, name)
         train = ["train", *words, "--out", str(folder), "--name", name]
-        code, said = run_words(train, folder / "logs" / f"{name}.log", screen, interrupts)
-        screen.end("done" if code == 0 else "ended")
+        code, lines = run_words(train, log, screen, interrupts)
+        if code != BAD_INPUT:
+            screen.end("done" if code == 0 else "ended")
+    if code == BAD_INPUT:
+        log.unlink()
+        remove_empty(made)
+        raise UserError(failure_reason(code, lines))
     if code:
-        raise UserError(f"the run {folder / name} ended with {code}: {reason(code, said)}")
+        raise ThroughputError(f"the run {folder / name} ended with exit code {code}: {failure_reason(code, lines)}")
     return folder / name
 
 
-def _flame(folder: Path, run: RunData) -> None:
+def _flame_graph(folder: Path, run: RunData) -> None:
     tool = shutil.which("py-spy", path=None) or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     if tool is None:
         print("flame      not drawn: py-spy is not installed; pip install py-spy")
         return
-    target, name = folder / "flame.svg", f"{_name()}-profiled"
-    train = [sys.executable, "-m", "paceline.cli", "train", "--config", str(run.path / "config.yaml")]
+    target, name = folder / "flame.svg", f"{_run_name()}-profiled"
+    train = [sys.executable, "-m", "paceline.commands.main", "train", "--config", str(run.path / "config.yaml")]
     limit = min(max(run.train_seconds, 1.0), PROFILE_TRAINING_SECONDS)
     train += ["--max-time", f"{limit:.0f}s", "--out", str(folder), "--name", name, "--quiet"]
     words = [tool, "record", "-o", str(target), "-r", str(PROFILE_RATE), "--subprocesses", "--", *train]
-    # A group of its own: what py-spy started ends with it.
+    # Its own process group, so that what py-spy started ends with it.
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", process_group=0
     )
     try:
-        said = " ".join(process.communicate(timeout=PROFILE_SECONDS)[0].split())[-300:]
+        output = " ".join(process.communicate(timeout=PROFILE_SECONDS)[0].split())[-300:]
     except subprocess.TimeoutExpired:
-        print(f"flame      not drawn: still at work after {PROFILE_SECONDS:.0f} s; give a shorter run")
+        print(f"flame      not drawn: still running after {PROFILE_SECONDS:.0f} s; give a shorter run")
         return
     finally:
         _end_group(process)
     if target.is_file():
         print(f"flame      {target}")
     else:
-        print(f"flame      not drawn: {shlex.join(words[:2])} said: {said}")
+        print(f"flame      not drawn: {shlex.join(words[:2])} printed: {output}")
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    """Whatever is left of it: a run saves when it is asked to end, and is killed if that takes too long."""
-    with contextlib.suppress(ProcessLookupError):  # nothing is left
+    """Ask what is left of the process group to save and stop, and kill it if that takes too long."""
+    with contextlib.suppress(ProcessLookupError):  # all have ended
         os.killpg(process.pid, signal.SIGTERM)
         until = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < until:
@@ -261,19 +272,19 @@ def _end_group(process: subprocess.Popen[str]) -> None:
             os.killpg(process.pid, 0)
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel still holds it
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it may be stuck in the kernel
         process.wait(GRACE_SECONDS)
     if process.stdout is not None:
         process.stdout.close()
 
 
 def _trace(folder: Path, config: RunConfig, run: RunData) -> None:
-    """One iteration of one process, after one to warm up."""
+    """Trace one iteration of one process, after a warm-up iteration."""
     from torch.profiler import ProfilerActivity, profile
 
-    from paceline.engine.replica import Replica
+    from paceline.engines.actor_learner import ActorLearner
 
-    replica = Replica(config, envs=_envs(config, run.workers), cores=_cores(config, run), on_device=False)
+    replica = ActorLearner(config, envs=_envs(config, run.workers), cores=_cores(config, run), on_device=False)
     try:
         assert replica.collector is not None
         replica.collector.start()

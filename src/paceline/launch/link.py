@@ -1,8 +1,8 @@
-"""The talk between the launcher and the supervisors: JSON lines over TCP, each with a code that only the job can make.
+"""The connection between the launcher and a supervisor: JSON lines over TCP, each with an authentication code.
 
-Both sides begin with a random number. The key of the connection is made from the job's key and both numbers, so a line
-is good on its own connection and at its own place in it only: a stranger can neither join, nor put in a line, nor play
-an old one again. The lines are not encrypted: nothing secret is said in them.
+Both sides begin with a random number. The connection's key is derived from the job's key and both numbers, so a line is
+valid only on its own connection and at its own position: a stranger can neither join, nor insert a line, nor replay
+one. The lines are not encrypted and contain no secrets.
 """
 
 from __future__ import annotations
@@ -21,54 +21,55 @@ Side = Literal["launcher", "supervisor"]
 Message = dict[str, Any]
 
 GREETING = "paceline-1"
-LONGEST_LINE = 1 << 20
+MAX_LINE_BYTES = 1 << 20
 SEND_SECONDS = 10.0
-KNOCK_SECONDS = 2.0
-SILENCE_SECONDS = 60  # of a host without power: a cut that is mended before harms nothing
+CONNECT_SECONDS = 2.0
+ALIVE_SECONDS = 5.0  # how often a supervisor says that it is there
+SILENCE_SECONDS = 60  # until a host without power counts as lost; shorter network failures do no harm
 
 
 class LinkClosed(Exception):
-    """The other side is gone."""
+    """The other side closed the connection or was never reached."""
 
 
 class LinkRefused(LinkClosed):
-    """The other side does not know the job's key, or is no part of this program."""
+    """The other side does not know the job's key, or is not paceline."""
 
 
 class Link:
     def __init__(self, sock: socket.socket, key: bytes, side: Side) -> None:
         self.sock, self._key, self._side = sock, key, side
-        self._mine = secrets.token_hex(16)
+        self._nonce = secrets.token_hex(16)
         self._session: bytes | None = None
         self._sent = self._received = 0
         self._buffer = b""
-        self.early: list[Message] = []
-        """What came together with that which `wait` returned."""
+        self.pending: list[Message] = []
+        """Messages that arrived together with the one that `wait` returned."""
         sock.settimeout(SEND_SECONDS)
         _keep_alive(sock)
-        self._write(f"{GREETING} {self._mine}\n".encode())
+        self._write(f"{GREETING} {self._nonce}\n".encode())
 
     @property
-    def own(self) -> str:
-        """The address of this side, as the other sees it."""
+    def local_address(self) -> str:
+        """This side's address, as the other side sees it."""
         return str(self.sock.getsockname()[0]).removeprefix("::ffff:")
 
     @property
-    def peer(self) -> str:
+    def peer_address(self) -> str:
         try:
             return str(self.sock.getpeername()[0]).removeprefix("::ffff:")
-        except OSError:  # it broke the connection
+        except OSError:  # the peer has reset the connection
             return "unknown"
 
     def send(self, **message: Any) -> None:
         if self._session is None:
-            raise LinkClosed("nothing was heard from the other side yet")
+            raise LinkClosed("the other side has not sent its greeting yet")
         text = json.dumps(message)
         self._write(f"{self._code(self._side, self._sent, text)} {text}\n".encode())
         self._sent += 1
 
     def receive(self) -> list[Message]:
-        """What has come, perhaps nothing yet; to be called when there is something to read."""
+        """The messages that have arrived, perhaps none. Call it when the socket is readable."""
         try:
             data = self.sock.recv(1 << 16)
         except TimeoutError:
@@ -76,27 +77,27 @@ class Link:
         except OSError as error:
             raise LinkClosed(str(error)) from None
         if not data:
-            raise LinkClosed("the other side is gone")
+            raise LinkClosed("the other side closed the connection")
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if len(self._buffer) > LONGEST_LINE:
-            raise LinkRefused("a line without an end")
+        if len(self._buffer) > MAX_LINE_BYTES:
+            raise LinkRefused("it sent a line without an end")
         return [message for line in lines if (message := self._read(line.decode(errors="replace"))) is not None]
 
     def wait(self, seconds: float) -> Message:
-        """The next message, within so many seconds."""
+        """The next message."""
         limit = time.monotonic() + seconds
-        while not self.early:
+        while not self.pending:
             if time.monotonic() > limit:
                 raise LinkClosed(f"no answer within {seconds:g} s")
             self.sock.settimeout(max(0.01, limit - time.monotonic()))
             try:
-                self.early += self.receive()
+                self.pending += self.receive()
             finally:
                 self.sock.settimeout(SEND_SECONDS)
-        return self.early.pop(0)
+        return self.pending.pop(0)
 
     def greet(self, seconds: float) -> None:
-        """Waits for the other side's number: from then on we can send."""
+        """Wait for the other side's number, without which nothing can be sent."""
         limit = time.monotonic() + seconds
         while self._session is None:
             if time.monotonic() > limit:
@@ -109,10 +110,10 @@ class Link:
     def _read(self, line: str) -> Message | None:
         first, _, rest = line.partition(" ")
         if self._session is None:
-            if first != GREETING or len(rest) != len(self._mine):
-                raise LinkRefused("it does not speak our language")
-            numbers = (self._mine, rest) if self._side == "launcher" else (rest, self._mine)
-            self._session = hmac.digest(self._key, " ".join(numbers).encode(), "sha256")
+            if first != GREETING or len(rest) != len(self._nonce):
+                raise LinkRefused("it does not speak paceline's protocol")
+            nonces = (self._nonce, rest) if self._side == "launcher" else (rest, self._nonce)
+            self._session = hmac.digest(self._key, " ".join(nonces).encode(), "sha256")
             return None
         other: Side = "supervisor" if self._side == "launcher" else "launcher"
         if not hmac.compare_digest(first.encode(), self._code(other, self._received, rest).encode()):
@@ -133,15 +134,15 @@ class Link:
 
 
 def connect(contact: Contact, hello: Message, seconds: float) -> Link:
-    """The launcher, at the first of its addresses where it answers as one that knows the key.
+    """A link to the launcher, at the first of its addresses where a process that knows the key answers.
 
-    A machine may have addresses that lead nowhere from here, or to somebody else: each is tried, and then again.
+    Some of a machine's addresses may be unreachable from here, or belong to another machine: all are tried in turn.
     """
     limit, last, port = time.monotonic() + seconds, "no address", contact.port
     while time.monotonic() < limit:
         for address in contact.addresses:
             try:
-                sock = socket.create_connection((address, port), timeout=KNOCK_SECONDS)
+                sock = socket.create_connection((address, port), timeout=CONNECT_SECONDS)
             except OSError as error:
                 last = f"{address}:{port}: {error}"
                 continue
@@ -149,10 +150,10 @@ def connect(contact: Contact, hello: Message, seconds: float) -> Link:
                 link = Link(sock, contact.secret, "supervisor")
                 link.greet(SEND_SECONDS)
                 link.send(**hello)
-                welcome = link.wait(SEND_SECONDS)
-                if welcome["kind"] == "welcome":
+                answer = link.wait(SEND_SECONDS)
+                if answer["kind"] == "welcome":
                     return link
-                last = f"{address}:{port}: {welcome['reason']}"
+                last = f"{address}:{port}: {answer['reason']}"
             except LinkClosed as error:
                 last = f"{address}:{port}: {error}"
             sock.close()
@@ -161,7 +162,7 @@ def connect(contact: Contact, hello: Message, seconds: float) -> Link:
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """A host that lost its power says no goodbye: the kernel finds out."""
+    """Have the kernel notice a host that lost its power and closes no connection."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sys.platform == "linux":

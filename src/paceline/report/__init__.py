@@ -1,1 +1,1 @@
-"""Readers of run directories: figures and pages. Nothing here imports torch or ray."""
+"""Show runs: comparisons, figures, reports and the dashboard. Read-only, and free of torch and Ray."""

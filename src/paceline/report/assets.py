@@ -1,4 +1,4 @@
-"""Templates, style and scripts of the pages, and where plotly's own script is."""
+"""Templates, style sheets and scripts of the pages, and the path of plotly's script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 SERVED = ("style.css", "dashboard.css", "charts.js", "dashboard.js")
-_MISSING = "pages need plotly, aiohttp and jinja2, which are not all installed; pip install 'paceline[report]'"
+_MISSING = "report and dashboard need plotly, aiohttp and jinja2; pip install 'paceline[report]'"
 
 
 def read(name: str) -> str:
@@ -23,7 +23,7 @@ def read(name: str) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """A template with `values`, all of whose text is escaped."""
+    """Render a template; text in `values` is escaped."""
     return _environment().get_template(template).render(**values)
 
 
@@ -37,13 +37,13 @@ def _environment() -> Environment:
 
 
 def check() -> None:
-    """A UserError if a library of the pages is not installed."""
+    """UserError if a library that the pages need is not installed."""
     if not all(importlib.util.find_spec(name) for name in ("plotly", "aiohttp", "jinja2")):
         raise UserError(_MISSING)
 
 
 def plotly_path() -> Path:
-    """The script in the installed package, which is not imported for it: that takes a second."""
+    """The script in the installed package, found without importing it, which takes a second."""
     spec = importlib.util.find_spec("plotly")
     if spec is not None and spec.origin is not None:
         path = Path(spec.origin).parent / "package_data" / "plotly.min.js"

@@ -1,4 +1,4 @@
-"""Figures of the page as plain data, which charts.js draws: curves thinned, numbers rounded to what a screen shows."""
+"""The charts of a report as plain data for charts.js: curves are thinned out, numbers rounded for a screen."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.comparison import AXES, Comparison, MeanCurve
-from paceline.bench.files import Floats
-from paceline.bench.groups import Group
-from paceline.bench.study import RunData
-from paceline.report.speed import Family
-from paceline.verdict import ASIDE, TRAINING
+from paceline.results.comparison import AXES, Comparison, MeanCurve
+from paceline.results.estimates import Estimate
+from paceline.results.groups import RunGroup
+from paceline.results.run_files import Floats
+from paceline.results.runs import RunData
+from paceline.results.scaling_series import ScalingSeries
+from paceline.verdict import OVERHEAD, TRAINING
 
-PARTS = ("start", *TRAINING, *(part for part in ASIDE if part != "start"))
+PARTS = ("start", *TRAINING, *(part for part in OVERHEAD if part != "start"))
 MEMBER_POINTS = 150
-"""Of the curve of one run."""
+"""Most points of the curve of one run."""
 CONTROL_HOST = "launcher"
 
 Data = dict[str, Any]
 
 
 def curves(
-    by_steps: Comparison | None, by_time: Comparison | None, groups: Sequence[Group], slots: Mapping[str, int]
+    by_steps: Comparison | None, by_time: Comparison | None, groups: Sequence[RunGroup], slots: Mapping[str, int]
 ) -> Data:
-    """Mean and interval of each group, and its runs. Without a comparison (no run has finished) the runs alone."""
+    """Mean and interval of each group, and its runs. Without a comparison (no run has finished), only the runs."""
     series: list[Data] = []
     if by_steps is not None and by_time is not None:
         members = {group.label: group.used for group in groups}
@@ -61,9 +62,9 @@ def member(run: RunData) -> Data:
     curve = run.curve
     return {
         "label": run.name,
-        "steps": short(curve.steps[known]),
-        "wall": short(curve.seconds[known]),
-        "y": short(curve.returns[known]),
+        "steps": rounded(curve.steps[known]),
+        "wall": rounded(curve.seconds[known]),
+        "y": rounded(curve.returns[known]),
     }
 
 
@@ -71,46 +72,49 @@ def has_returns(run: RunData) -> bool:
     return run.usable and bool(np.isfinite(run.curve.returns).any())
 
 
-def scaling(families: Sequence[Family]) -> tuple[Data, Data]:
+def scaling(series: Sequence[ScalingSeries]) -> tuple[Data, Data]:
     """Speed-up and efficiency over workers."""
-
-    def series(name: str) -> list[Data]:
-        found = []
-        for slot, family in enumerate(families):
-            estimates = [getattr(point, name) for point in family.points]
-            one: Data = {"label": family.label, "slot": slot, "x": [point.workers for point in family.points]}
-            one["y"] = short([estimate.value for estimate in estimates])
-            if all(estimate.low is not None for estimate in estimates):
-                one["low"] = short([estimate.low for estimate in estimates])
-                one["high"] = short([estimate.high for estimate in estimates])
-            found.append(one)
-            if name == "speed_up" and family.prediction is not None:
-                ahead, last = family.prediction, family.points[-1]
-                guess: Data = {"label": f"{family.label}, foreseen", "slot": slot, "guess": True}
-                guess |= {"x": [last.workers, ahead.workers], "y": short([last.speed_up.value, ahead.speed_up.value])}
-                if "low" in one and ahead.speed_up.low is not None:
-                    guess |= {"low": short([last.speed_up.value, ahead.speed_up.low])}
-                    guess |= {"high": short([last.speed_up.value, ahead.speed_up.high])}
-                found.append(guess)
-        return found
-
-    measured = {point.workers for family in families for point in family.points}
-    x = sorted(measured | {family.prediction.workers for family in families if family.prediction is not None})
+    measured = {point.workers for one in series for point in one.points}
+    x = sorted(measured | {one.prediction.workers for one in series if one.prediction is not None})
     least, most = min(measured), max(measured)
+    lines, efficiencies = [], []
+    for slot, one in enumerate(series):
+        lines.append(_line(one, slot, [point.speed_up for point in one.points]))
+        efficiencies.append(_line(one, slot, [point.efficiency for point in one.points]))
+        if one.prediction is not None:
+            ahead, last = one.prediction, one.points[-1]
+            ends = [Estimate(last.speed_up.value, last.speed_up.value, last.speed_up.value), ahead.speed_up]
+            line = {"label": f"{one.label}, forecast", "slot": slot, "guess": True, "x": [last.workers, ahead.workers]}
+            lines.append(line | _values(ends))
     common = {"kind": "points", "x": "workers", "unit": "workers"}
-    up = {"ideal": {"x": x, "y": short([one / least for one in x])}, "y": "speed-up", "format": ".2f"}
-    even = {"ideal": {"x": [least, most], "y": [1, 1]}, "y": "efficiency", "format": ".0%"}
-    return {**common, **up, "series": series("speed_up")}, {**common, **even, "series": series("efficiency")}
+    ideal = {"x": x, "y": rounded([workers / least for workers in x])}
+    speed_up = {"ideal": ideal, "y": "speed-up", "format": ".2f", "series": lines}
+    level = {"x": [least, most], "y": [1, 1]}
+    efficiency = {"ideal": level, "y": "efficiency", "format": ".0%", "series": efficiencies}
+    return {**common, **speed_up}, {**common, **efficiency}
 
 
-def split(rows: Mapping[str, Mapping[str, float]]) -> Data:
+def _line(series: ScalingSeries, slot: int, estimates: Sequence[Estimate]) -> Data:
+    workers = [point.workers for point in series.points]
+    return {"label": series.label, "slot": slot, "x": workers, **_values(estimates)}
+
+
+def _values(estimates: Sequence[Estimate]) -> Data:
+    found: Data = {"y": rounded([estimate.value for estimate in estimates])}
+    if all(estimate.low is not None for estimate in estimates):
+        found["low"] = rounded([estimate.low for estimate in estimates])
+        found["high"] = rounded([estimate.high for estimate in estimates])
+    return found
+
+
+def time_split(rows: Mapping[str, Mapping[str, float]]) -> Data:
     parts = [part for part in PARTS if any(row.get(part, 0.0) > 0 for row in rows.values())]
-    held = [{"name": part, "seconds": short([row.get(part, 0.0) for row in rows.values()])} for part in parts]
+    held = [{"name": part, "seconds": rounded([row.get(part, 0.0) for row in rows.values()])} for part in parts]
     return {"kind": "split", "rows": list(rows), "parts": held}
 
 
 def load(rows: Mapping[str, float]) -> Data:
-    values = [{"label": "CPU", "slot": 0, "values": short(list(rows.values()))}]
+    values = [{"label": "CPU", "slot": 0, "values": rounded(list(rows.values()))}]
     return {
         "kind": "bars",
         "rows": list(rows),
@@ -121,7 +125,7 @@ def load(rows: Mapping[str, float]) -> Data:
 
 
 def timeline(events: Sequence[Mapping[str, Any]]) -> Data:
-    """What each host was in, from one word to the next; its last lasts no time."""
+    """The phases of each host. A phase lasts until the host's next event."""
     known = [event for event in events if isinstance(event.get("seconds"), int | float)]
     end = max((float(event["seconds"]) for event in known), default=0.0)
     hosts = list(dict.fromkeys(str(event.get("host")) for event in known))
@@ -137,18 +141,18 @@ def timeline(events: Sequence[Mapping[str, Any]]) -> Data:
                     "phase": str(event.get("phase")),
                     "detail": str(event.get("detail") or ""),
                     "from": round(begin, 3),
-                    "to": round(max(until, begin + 0.003 * end), 3),  # seen, however short
+                    "to": round(max(until, begin + 0.003 * end), 3),  # visible, however short
                 }
             )
     return {"kind": "timeline", "rows": hosts, "spans": spans}
 
 
-def short(values: Floats | Sequence[Any]) -> list[float | int | None]:
-    """Five digits; what is not finite becomes null."""
-    return [_short(value) for value in (values.tolist() if isinstance(values, np.ndarray) else values)]
+def rounded(values: Floats | Sequence[Any]) -> list[float | int | None]:
+    """Five digits; null for values that are not finite."""
+    return [_round(value) for value in (values.tolist() if isinstance(values, np.ndarray) else values)]
 
 
-def _short(value: Any) -> float | int | None:
+def _round(value: Any) -> float | int | None:
     if value is None or not math.isfinite(value):
         return None
     rounded = float(f"{value:.5g}")
@@ -156,7 +160,7 @@ def _short(value: Any) -> float | int | None:
 
 
 def _band(curve: MeanCurve) -> Data:
-    band: Data = {"x": short(curve.x), "mean": short(curve.mean)}
+    band: Data = {"x": rounded(curve.x), "mean": rounded(curve.mean)}
     if curve.low is not None and curve.high is not None:
-        band |= {"low": short(curve.low), "high": short(curve.high)}
+        band |= {"low": rounded(curve.low), "high": rounded(curve.high)}
     return band

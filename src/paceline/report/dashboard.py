@@ -1,4 +1,4 @@
-"""`paceline dashboard`: a live page over a folder of runs, for the one who has its address. It reads, and no more."""
+"""`paceline dashboard`: a live page over a folder of runs, protected by a token. Read-only."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from aiohttp import web
 
 from paceline.config import UserError
 from paceline.report import assets
-from paceline.report.watch import LiveRun, Watcher
+from paceline.results.discovery import unreadable_folders
+from paceline.results.live_runs import LiveRun, RunWatcher
 
 POLL_SECONDS = 1.0
-FIRST_SECONDS = 0.4
-"""How long runs are read before a page hears of those that have been."""
-SHOWN = 12
-"""Runs whose curves are sent at once."""
+READ_SECONDS = 0.4
+"""How long one poll may read before pages are sent what there is."""
+MAX_SHOWN = 12
+"""Most runs whose curves one page shows."""
 KEEP_ALIVE_SECONDS = 15.0
 SHUTDOWN_SECONDS = 2.0
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -37,26 +38,26 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-DENIED = "This page needs the address that `paceline dashboard` printed, with its token.\n"
+DENIED = "Open the address that `paceline dashboard` printed: it holds the token.\n"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Dashboard:
-    """The application. Runs are looked at once a second, by one thread, while at least one page is open; at once when a
-    page asks for something else."""
+    """The web application. While a page is open, one thread polls the runs once a second, and at once when a page asks
+    for other runs."""
 
     def __init__(self, folder: Path) -> None:
-        self.watcher = Watcher(folder)
+        self.watcher = RunWatcher(folder)
         self.token = secrets.token_urlsafe(24)
         self._session = secrets.token_urlsafe(24)
-        # Cookies know no ports: two dashboards on one machine must not take each other's.
+        # Cookies are shared by all ports: two dashboards on one machine need different names.
         self._cookie = f"paceline-{secrets.token_hex(4)}"
-        self._pages: list[Sent] = []
-        self._round = 0
-        self._looked = asyncio.Condition()
-        self._watching: asyncio.Task[None] | None = None
-        self._asked, self._closing = asyncio.Event(), asyncio.Event()
+        self._pages: list[PageState] = []
+        self._polls = 0
+        self._polled = asyncio.Condition()
+        self._polling: asyncio.Task[None] | None = None
+        self._poll_now, self._closing = asyncio.Event(), asyncio.Event()
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
@@ -73,15 +74,16 @@ class Dashboard:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        # A name that somebody made to lead here (DNS rebinding) is not one of ours. Any port: it may be a tunnel's.
+        # Refuse names that were made to resolve to this address (DNS rebinding). Any port: it may be a tunnel's.
         name = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdigit() else request.host
         if name not in LOCAL_NAMES:
-            return web.Response(status=403, text="This page is served to 127.0.0.1 alone.\n", headers=HEADERS)
+            return web.Response(status=403, text="This page is served on 127.0.0.1 only.\n", headers=HEADERS)
         given = request.query.get("token")
         if given is not None and same(given, self.token) and request.path == "/":
-            found = web.Response(status=303, headers={**HEADERS, "Location": "/"})  # out of the address and the history
-            found.set_cookie(self._cookie, self._session, httponly=True, samesite="Lax", path="/")
-            return found
+            # The redirect removes the token from the address bar and the history.
+            redirect = web.Response(status=303, headers={**HEADERS, "Location": "/"})
+            redirect.set_cookie(self._cookie, self._session, httponly=True, samesite="Lax", path="/")
+            return redirect
         if not same(request.cookies.get(self._cookie, ""), self._session):
             return web.Response(status=403, text=DENIED, headers=HEADERS)
         try:
@@ -100,7 +102,7 @@ class Dashboard:
     async def _static(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         if name == "plotly.min.js":
-            # Megabytes that do not change: the page asks for them with their version.
+            # Several megabytes; the page requests them by version, so they may be cached.
             return web.FileResponse(assets.plotly_path(), headers={"Cache-Control": "private, max-age=86400"})
         if name not in assets.SERVED:
             raise web.HTTPNotFound
@@ -120,88 +122,90 @@ class Dashboard:
         return web.json_response({"text": found[0], "next": found[1]})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events: first all there is, then what has changed since."""
-        wanted = request.query.getall("show", [])[:SHOWN]
+        """Server-sent events: first everything, then the changes."""
+        shown = request.query.getall("show", [])[:MAX_SHOWN]
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
-        sent = Sent(wanted, request.query.get("focus", ""))
-        self._pages.append(sent)
-        self._asked.set()
+        page = PageState(shown, request.query.get("focus", ""))
+        self._pages.append(page)
+        self._poll_now.set()
         try:
-            spoke = time.monotonic()
+            written = time.monotonic()
             while not self._closing.is_set():
-                if not (sent.first and self._round):  # what is known already need not wait
-                    await self._next_round()
-                news = sent.news(self.watcher.runs)
-                if news:
-                    spoke = time.monotonic()
-                    await response.write(f"data: {json.dumps(news, allow_nan=False)}\n\n".encode())
-                elif time.monotonic() - spoke >= KEEP_ALIVE_SECONDS:
-                    spoke = time.monotonic()
-                    await response.write(b": still here\n\n")
+                if not (page.is_new and self._polls):  # a new page gets what is already known at once
+                    await self._next_poll()
+                changes = page.changes(self.watcher.runs)
+                if changes:
+                    written = time.monotonic()
+                    await response.write(f"data: {json.dumps(changes, allow_nan=False)}\n\n".encode())
+                elif time.monotonic() - written >= KEEP_ALIVE_SECONDS:
+                    written = time.monotonic()
+                    await response.write(b": keep-alive\n\n")
         except ConnectionResetError:
             pass  # the page was closed
         finally:
-            self._pages.remove(sent)
+            self._pages.remove(page)
         return response
 
-    async def _next_round(self) -> None:
-        """Wait until the runs have been looked at once more."""
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch())
-        before = self._round
-        with contextlib.suppress(TimeoutError):  # a file system that hangs: the page hears that we are still here
-            async with asyncio.timeout(KEEP_ALIVE_SECONDS), self._looked:
-                await self._looked.wait_for(lambda: self._round > before or self._closing.is_set())
+    async def _next_poll(self) -> None:
+        """Wait until the runs have been polled once more."""
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
+        before = self._polls
+        with contextlib.suppress(TimeoutError):  # if the file system hangs, the page still gets its keep-alive
+            async with asyncio.timeout(KEEP_ALIVE_SECONDS), self._polled:
+                await self._polled.wait_for(lambda: self._polls > before or self._closing.is_set())
 
-    async def _watch(self) -> None:
+    async def _poll(self) -> None:
         while self._pages and not self._closing.is_set():
-            self._asked.clear()
-            self.watcher.wanted = frozenset(name for page in self._pages for name in page.shown)
-            whole = await asyncio.to_thread(self.watcher.poll, FIRST_SECONDS)
-            async with self._looked:
-                self._round += 1
-                self._looked.notify_all()
+            self._poll_now.clear()
+            self.watcher.shown = frozenset(name for page in self._pages for name in page.shown)
+            complete = await asyncio.to_thread(self.watcher.poll, READ_SECONDS)
+            async with self._polled:
+                self._polls += 1
+                self._polled.notify_all()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), POLL_SECONDS if whole else POLL_SECONDS / 20)
+                await asyncio.wait_for(self._poll_now.wait(), POLL_SECONDS if complete else POLL_SECONDS / 20)
 
     async def _stop(self, app: web.Application) -> None:
         self._closing.set()
-        self._asked.set()
-        async with self._looked:
-            self._looked.notify_all()
+        self._poll_now.set()
+        async with self._polled:
+            self._polled.notify_all()
 
 
-class Sent:
-    """What one page has already got."""
+class PageState:
+    """What one open page shows and has been sent."""
 
     def __init__(self, shown: list[str], focus: str) -> None:
         self.shown, self.focus = shown, focus
         self._versions: dict[str, int] = {}
         self._curves: dict[tuple[str, str], tuple[int, int]] = {}
-        self.first = True
+        self.is_new = True
 
-    def news(self, runs: dict[str, LiveRun]) -> dict[str, Any] | None:
+    def changes(self, runs: dict[str, LiveRun]) -> dict[str, Any] | None:
+        """What to send next; None if nothing has changed."""
         known = {name: run for name, run in runs.items() if run.version}
         changed = [run for name, run in known.items() if self._versions.get(name) != run.version]
         gone = [name for name in self._versions if name not in runs]
-        if not (changed or gone or self.first):
+        if not (changed or gone or self.is_new):
             return None
-        self.first = False
+        self.is_new = False
         self._versions = {name: run.version for name, run in known.items()}
         unread = len(runs) - len(known)
-        news: dict[str, Any] = {"runs": [run.row() for run in changed], "gone": gone, "unread": unread, "curves": []}
+        rows = [run.row() for run in changed]
+        found: dict[str, Any] = {"runs": rows, "gone": gone, "unread": unread, "curves": []}
         for run in changed:
             if run.name in self.shown:
-                news["curves"] += [self._curve(run, "training"), self._curve(run, "evaluation")]
+                found["curves"] += [self._curve(run, "training"), self._curve(run, "evaluation")]
             if run.name == self.focus:
-                news["focus"] = {"name": run.name, **run.details()}
-        return news
+                found["focus"] = {"name": run.name, **run.details()}
+        return found
 
     def _curve(self, run: LiveRun, kind: str) -> dict[str, Any]:
         curve = run.curve if kind == "training" else run.evaluations
         epoch, count = self._curves.get((run.name, kind), (-1, 0))
-        now = curve.epoch  # once: another thread may thin the points meanwhile, and then all are sent again
+        now = curve.epoch  # read once: if another thread thins the points meanwhile, all are sent again
         begin = count if epoch == now else 0
         points = curve.points[begin:]
         self._curves[run.name, kind] = (now, begin + len(points))
@@ -213,12 +217,13 @@ def same(given: str, expected: str) -> bool:
 
 
 def serve(folder: Path, port: int) -> int:
-    """Until Ctrl-C or SIGTERM."""
+    """Serve the dashboard until Ctrl-C or SIGTERM."""
     folder = folder.expanduser()
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder: give the one that the runs are in, such as runs")
+        raise UserError(f"{folder} is not a folder: give the folder of the runs, such as runs")
     if not 0 <= port <= 65535:
-        raise UserError(f"--port {port}: a port is 1 to 65535, or 0 for any that is free")
+        raise UserError(f"--port {port}: a port is 1 to 65535, or 0 for any free port")
+    unreadable_folders([folder])  # UserError if it holds too many others, as /proc does
     return asyncio.run(_serve(folder.resolve(), port))
 
 
@@ -233,9 +238,11 @@ async def _serve(folder: Path, port: int) -> int:
         try:
             await web.TCPSite(runner, "127.0.0.1", port).start()
         except OSError as error:
-            raise UserError(f"--port {port}: {error.strerror}; give another, or none for any that is free") from None
+            raise UserError(
+                f"--port {port}: {error.strerror}; give another port, or omit --port for any free one"
+            ) from None
         port = runner.addresses[0][1]
-        for line in greeting(folder, port, dashboard.token):
+        for line in address_lines(folder, port, dashboard.token):
             print(line, flush=True)
         await stopped.wait()
     finally:
@@ -244,15 +251,15 @@ async def _serve(folder: Path, port: int) -> int:
     return 0
 
 
-def greeting(folder: Path, port: int, token: str) -> list[str]:
+def address_lines(folder: Path, port: int, token: str) -> list[str]:
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user may have no name
+    except (OSError, KeyError):  # a user without a name, as in some containers
         user = "USER"
     return [
         f"dashboard  http://127.0.0.1:{port}/?token={token}",
         f"runs       {folder}",
-        f"elsewhere  ssh -N -L {port}:127.0.0.1:{port} {user}@{socket.gethostname()}   then open that address there",
+        f"elsewhere  ssh -N -L {port}:127.0.0.1:{port} {user}@{socket.gethostname()}   then open the address there",
         "stop       Ctrl-C",
     ]
 

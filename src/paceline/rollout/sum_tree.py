@@ -1,7 +1,7 @@
-"""Draws an index with a probability in proportion to its weight: a tree of sums, 64 children to a node.
+"""Sum tree: samples indices with probabilities proportional to their weights. Nodes have 64 children.
 
-Wide nodes suit numpy: three levels for a quarter of a million leaves, a few calls each for any number of draws. A sum
-is always made anew from its children, so that rounding does not add up over the changes of a long run.
+Wide nodes suit numpy: a quarter of a million leaves need three levels, with a few calls per level for any number of
+samples. A sum is always recomputed from its children, so that rounding errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SumTree:
         return weights
 
     def set(self, index: Indices, weight: NDArray[np.floating] | float) -> None:
-        """Weights of 0 or more; 0 is never drawn. Of an index that is there twice the last one counts."""
+        """Set weights >= 0; an index of weight 0 is never sampled. For a repeated index the last weight counts."""
         self._leaves[index] = weight
         for children, parents in zip(self._levels, self._levels[1:], strict=False):
             index = index // FAN
@@ -50,11 +50,11 @@ class SumTree:
             parents.reshape(-1)[: len(children)] = children.sum(axis=1)
 
     def find(self, mass: Floats) -> Indices:
-        """For each number in [0, total) the leaf within whose share of the running sum it falls."""
+        """For each number in [0, total), the leaf whose interval of the cumulative sum contains it."""
         index = np.zeros(len(mass), np.int64)
         for level in reversed(self._levels):
             sums = np.cumsum(level[index], axis=1)
-            # Rounding may leave a number at the end of a node, beyond its last child that weighs anything.
+            # Rounding may put a number beyond the node's last child with a positive weight.
             mass = np.minimum(mass, np.nextafter(sums[:, -1], 0.0))
             child = (sums > mass[:, None]).argmax(axis=1)
             before = np.where(child > 0, np.take_along_axis(sums, np.maximum(child - 1, 0)[:, None], 1)[:, 0], 0.0)

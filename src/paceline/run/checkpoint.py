@@ -1,7 +1,7 @@
-"""Checkpoints: `checkpoints/step-N/` with `arrays.safetensors` and `state.json`; `best` and `last` point at them.
+"""Checkpoints: `checkpoints/step-N/` with `arrays.safetensors` and `state.json`; the links `best` and `last`.
 
-A checkpoint appears whole or not at all, and at every instant `last` points at one that is whole. Nothing is
-pickled here (RLlib's state comes as bytes, which its engine alone unpickles).
+A checkpoint appears complete or not at all, and at every moment `last` points to a complete one. Nothing is pickled
+here (RLlib's state arrives as bytes that only its engine unpickles).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TEMPORARY = ".tmp-"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written. The earlier ones are as they were."""
+    """A checkpoint could not be written. The earlier ones are unchanged."""
 
 
 class _Damaged(Exception):
@@ -40,15 +40,15 @@ class _Damaged(Exception):
 def save(
     run: RunDirectory, step: int, arrays: dict[str, np.ndarray], state: dict[str, Any], *, keep: int, best: bool = False
 ) -> Path:
-    """Write `step-N`, point `last` (and `best`) at it, and drop the oldest beyond `keep`.
+    """Write `step-N`, point `last` (and `best`) to it, and delete the oldest checkpoints beyond `keep`.
 
-    `state` is anything that JSON can hold; infinities and NaN come back as they are.
+    `state` is anything that JSON can represent, including infinities and NaN.
     """
     folder = run.checkpoints_path
     target = folder / f"step-{step}"
     temporary = folder / f"{_TEMPORARY}{target.name}"
-    # safetensors writes memory as it lies: a transposed array would come back scrambled. Not `ascontiguousarray`,
-    # which makes a vector of a scalar.
+    # safetensors writes memory as it is, so a transposed array would be scrambled. `ascontiguousarray` would turn a
+    # scalar into a vector.
     content = arrays_to_bytes({name: np.asarray(array, order="C") for name, array in arrays.items()})
     record = {
         "format": FORMAT,
@@ -65,41 +65,61 @@ def save(
         _write(temporary / _STATE, text)
         _sync(temporary)
         if target.exists():
-            _step_aside(folder, temporary, target)
+            _remove_old(folder, temporary, target)
         temporary.rename(target)
         _sync(folder)
         for link in ("last", "best") if best else ("last",):
-            _point(folder, link, target.name)
-        if _pointed(folder, "best") == _twin(target):
-            _point(folder, "best", target.name)
+            _link(folder, link, target.name)
+        if _linked(folder, "best") == _stand_in(target):
+            _link(folder, "best", target.name)
         _sync(folder)
     except OSError as error:
         with suppress(OSError):
             _sweep(folder)
-        good = _pointed(folder, "last")
-        still = f"{folder / good} is still good" if good else "there is no earlier one"
+        good = _linked(folder, "last")
+        still = f"{folder / good} is intact" if good else "there is no earlier one"
         raise CheckpointError(f"checkpoint {target} was not saved: {error.strerror or error}; {still}") from error
     _prune(folder, step, keep)
     return target
 
 
 def load(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays and the state of a checkpoint, checked against the sums written with them."""
+    """The arrays and the state of a checkpoint, verified by their checksums."""
     path = Path(path)
     try:
         return _read(path)
     except _Damaged as reason:
-        other = _another(path)
-        hint = f"; {other} loads: use that one" if other else "; no other checkpoint of this run loads"
-        raise UserError(f"checkpoint {path} cannot be loaded: {reason}{hint}") from None
+        raise UserError(f"checkpoint {path} cannot be loaded: {reason}; {_advice(path)}") from None
+
+
+def load_newest(run_path: str | Path) -> tuple[Path, dict[str, np.ndarray], dict[str, Any]]:
+    """The newest checkpoint of a run that loads, its arrays and its state. UserError if none does."""
+    path = _newest(Path(run_path) / "checkpoints")
+    if path is None:
+        raise UserError(f"{run_path} has no checkpoint that loads: start a new run with another --name")
+    return path, *load(path)
+
+
+def can_only_start_again(run_path: Path) -> bool:
+    """Whether the only checkpoint is the one that a run begins with, and does not load."""
+    if available(run_path) != [0]:
+        return False
+    try:
+        _read(run_path / "checkpoints/step-0")
+    except _Damaged:
+        return True
+    return False
 
 
 def find(target: str | Path, which: str | int | None = None) -> Path:
-    """The checkpoint meant by a run (or a checkpoint) and `best`, `last`, a step, or None: best if any, else last."""
+    """The checkpoint of a run by name: `best`, `last`, a step, or None for best if there is one, else last.
+
+    `target` may also be a checkpoint.
+    """
     path = Path(target).expanduser()
     if (path / _STATE).exists():
         if which is not None:
-            raise UserError(f"{path} is one checkpoint already: give its run to choose {which!r}, or leave that out")
+            raise UserError(f"{path} is already a checkpoint: give its run to choose {which!r}, or leave that out")
         return path
     if path.name != "checkpoints":
         if path.parent.name == "checkpoints":
@@ -109,9 +129,9 @@ def find(target: str | Path, which: str | int | None = None) -> Path:
     steps = available(path.parent)
     if which in (None, "best", "last"):
         for link in (which,) if which else ("best", "last"):
-            if name := _pointed(path, str(link)):
+            if name := _linked(path, str(link)):
                 return path / name
-            if (path / str(link) / _STATE).exists():  # a run that was copied with what its links point at
+            if (path / str(link) / _STATE).exists():  # a copy of a run in which folders replace the links
                 return path / str(link)
         if which is None and steps:
             return path / f"step-{steps[-1]}"
@@ -119,14 +139,16 @@ def find(target: str | Path, which: str | int | None = None) -> Path:
         step = parse_count(str(which).removeprefix("step-"))
         if step in steps:
             return path / f"step-{step}"
-    links = [link for link in ("best", "last") if _pointed(path, link)]
+    links = [link for link in ("best", "last") if _linked(path, link)]
     exist = ", ".join([*links, *map(str, steps)])
     wanted = "checkpoint" if which is None else f"checkpoint {which!r}"
-    raise UserError(f"{path.parent} has no {wanted}" + (f": there are {exist}" if exist else " yet: none was saved"))
+    advice = f"; {_advice(path / 'last')}" if which == "last" else ""
+    text = f": there are {exist}{advice}" if exist else " yet: none was saved"
+    raise UserError(f"{path.parent} has no {wanted}{text}")
 
 
 def available(run_path: str | Path) -> list[int]:
-    """The steps that have a checkpoint, ascending."""
+    """The steps with a checkpoint, in ascending order."""
     return sorted(_steps_by_name(Path(run_path) / "checkpoints").values())
 
 
@@ -143,9 +165,10 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         raise _Damaged(f"{_STATE} is cut short or damaged") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         found = record.get("format") if isinstance(record, dict) else None
-        raise _Damaged(f"it has format {found!r} and this version of paceline reads format {FORMAT}")
+        raise _Damaged(f"it has format {found!r}, but this version of paceline reads format {FORMAT}")
     try:
-        size, crc, state_crc, state = (*_sums(record), record["state"])
+        size, crc = record["arrays"]["bytes"], record["arrays"]["crc32"]
+        state_crc, state = record["state_crc32"], record["state"]
     except (KeyError, TypeError):
         raise _Damaged(f"{_STATE} is damaged") from None
     if len(content) != size:
@@ -160,12 +183,8 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         raise _Damaged(f"{_ARRAYS} is not readable: {error}") from None
 
 
-def _sums(record: dict[str, Any]) -> tuple[int, int, int]:
-    return record["arrays"]["bytes"], record["arrays"]["crc32"], record["state_crc32"]
-
-
 def _canonical(state: Any) -> bytes:
-    """The same bytes for a state and for what JSON makes of it."""
+    """The same bytes for a state before and after a round trip through JSON."""
     return json.dumps(json.loads(json.dumps(state, default=_unknown)), sort_keys=True).encode()
 
 
@@ -175,16 +194,22 @@ def _unknown(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be saved in a checkpoint's state: {value!r}")
 
 
-def _another(path: Path) -> Path | None:
-    """The newest other checkpoint beside `path` that loads."""
-    folder = path.parent
-    name = _pointed(folder, path.name) or path.name
-    for other, _ in sorted(_steps_by_name(folder).items(), key=lambda item: -item[1]):
-        if other != name:
+def _advice(path: Path) -> str:
+    """Which checkpoint of the run to use instead of this one."""
+    other = _newest(path.parent, without=_linked(path.parent, path.name) or path.name)
+    return f"{other} loads: use that one" if other else "no other checkpoint of this run loads"
+
+
+def _newest(folder: Path, without: str = "") -> Path | None:
+    """The newest checkpoint that loads. A run that went back to an earlier one may have left later steps behind: those
+    of its last resume count first."""
+    found: list[tuple[int, int, str]] = []
+    for name, step in _steps_by_name(folder).items():
+        if name != without:
             with suppress(_Damaged):
-                _read(folder / other)
-                return folder / other
-    return None
+                _, state = _read(folder / name)
+                found.append((state.get("loop", {}).get("resumes", 0), step, name))
+    return folder / max(found)[2] if found else None
 
 
 def _steps_by_name(folder: Path) -> dict[str, int]:
@@ -194,8 +219,8 @@ def _steps_by_name(folder: Path) -> dict[str, int]:
         return {}
 
 
-def _pointed(folder: Path, link: str) -> str | None:
-    """The name that `best` or `last` points at, if it is there."""
+def _linked(folder: Path, link: str) -> str | None:
+    """The name of the checkpoint that the link `best` or `last` points to, if it exists."""
     try:
         name = (folder / link).readlink().name
     except OSError:
@@ -203,46 +228,46 @@ def _pointed(folder: Path, link: str) -> str | None:
     return name if (folder / name).is_dir() else None
 
 
-def _point(folder: Path, link: str, name: str) -> None:
+def _link(folder: Path, link: str, name: str) -> None:
     temporary = folder / f"{_TEMPORARY}{link}"
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(name)  # relative: the run may be moved
     temporary.replace(folder / link)
 
 
-def _twin(path: Path) -> str:
+def _stand_in(path: Path) -> str:
     return f"{_TEMPORARY}twin-{path.name}"
 
 
-def _step_aside(folder: Path, new: Path, old: Path) -> None:
-    """Make room for `new` where `old` is, while what points at `old` points at a twin of `new`: a directory cannot
-    be replaced in one step."""
-    twin = folder / _twin(old)
+def _remove_old(folder: Path, new: Path, old: Path) -> None:
+    """Remove `old`, whose name `new` will take. A directory cannot be replaced in one step, so the links point to a
+    copy of `new` meanwhile."""
+    copy = folder / _stand_in(old)
     try:
-        shutil.copytree(new, twin, copy_function=os.link)
+        shutil.copytree(new, copy, copy_function=os.link)
     except (OSError, shutil.Error):  # no hard links on this file system
-        shutil.rmtree(twin, ignore_errors=True)
-        shutil.copytree(new, twin)
-    _sync(twin)
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(new, copy)
+    _sync(copy)
     for link in ("last", "best"):
-        if _pointed(folder, link) == old.name:
-            _point(folder, link, twin.name)
+        if _linked(folder, link) == old.name:
+            _link(folder, link, copy.name)
     _discard(folder, old)
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
-    """Drop the oldest. Steps beyond the present one are older still: a resumed run has gone back before them."""
+    """Delete the oldest. Steps beyond the current one count as oldest: a resumed run went back to before them."""
     steps = sorted(_steps_by_name(folder).items(), key=lambda item: (item[1] <= step, item[1]))
-    spared = {_pointed(folder, "best"), _pointed(folder, "last")}
-    with suppress(OSError):  # the new checkpoint is safe: a leftover does no harm
+    kept = {_linked(folder, "best"), _linked(folder, "last")}
+    with suppress(OSError):  # the new checkpoint is safe, and leftovers are harmless
         for name, _ in steps[: max(0, len(steps) - keep)]:
-            if name not in spared:
+            if name not in kept:
                 _discard(folder, folder / name)
         _sweep(folder)
 
 
 def _discard(folder: Path, path: Path) -> None:
-    """Under a hidden name first: a half deleted checkpoint must not look like one."""
+    """Rename to a hidden name before deleting: a half-deleted checkpoint must not look like a complete one."""
     hidden = folder / f"{_TEMPORARY}old-{path.name}"
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)
@@ -250,8 +275,8 @@ def _discard(folder: Path, path: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what this save, or one that was killed, left behind; not what `best` or `last` still needs."""
-    needed = {_pointed(folder, "best"), _pointed(folder, "last")}
+    """Remove temporary files of this or of a killed process, except those that `best` or `last` points to."""
+    needed = {_linked(folder, "best"), _linked(folder, "last")}
     for path in folder.glob(f"{_TEMPORARY}*"):
         if path.name in needed:
             continue
@@ -269,7 +294,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make the names in a folder durable, not only the contents."""
+    """Make the names in a folder durable; syncing the files does not."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,4 +1,4 @@
-"""What a run says on the terminal: a line per iteration, a live view on a tty, or two lines when quiet."""
+"""What a run prints: a live view on a terminal, one line per iteration elsewhere, or two lines with `--quiet`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TextIO
 
+from paceline.schedulers.mpi import OPEN_MPI_RANK
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Row = dict[str, Any]
 
 _PARTS = ("env", "act", "learn", "sync", "idle", "eval", "save", "start")
+FEW_EPISODES = 100
 _ALWAYS = ("env", "act", "learn")
 _COLOURS = dict(
     zip(_PARTS, ("green", "cyan", "magenta", "yellow", "red", "blue", "white", "bright_black"), strict=True)
@@ -33,81 +36,69 @@ _LOSSES = {
 
 
 class Console:
-    """The base says nothing. `start`, then any of the others, then `finish`; `close` on every path."""
+    """For logs and pipes: prints one line per iteration at once. Call `start` first, `finish` last, `close` always."""
 
-    def start(self, lines: list[str]) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def iteration(self, row: Row, progress: float | None, eta_seconds: float | None) -> None: ...
-
-    def evaluation(self, row: Row) -> None: ...
-
-    def finish(self, lines: list[str]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _StreamConsole(Console):
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, total_steps: int | None = None) -> None:
         self._stream: TextIO | None = stream
+        self._total_steps = total_steps
         encoding = (stream.encoding or "utf-8").lower().replace("-", "")
         self._encoding = None if encoding == "utf8" else stream.encoding
 
-    def _print(self, text: str) -> None:
+    def start(self, lines: list[str]) -> None:
+        self._print(lines)
+
+    def note(self, text: str) -> None:
+        self._print([text])
+
+    def iteration(self, row: Row, progress: float | None, eta_seconds: float | None) -> None:
+        self._print([iteration_line(row, progress, eta_seconds, self._total_steps)])
+
+    def evaluation(self, row: Row) -> None:
+        self._print([evaluation_line(row)])
+
+    def finish(self, lines: list[str]) -> None:
+        self._print(lines)
+
+    def close(self) -> None:
+        return
+
+    def _print(self, lines: list[str]) -> None:
         if self._stream is None:
             return
+        text = "".join(f"{line}\n" for line in lines)
         if self._encoding:
             text = text.replace("±", "+/-").encode(self._encoding, "replace").decode(self._encoding)
         try:
-            self._stream.write(text + "\n")
+            self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
             # The reader is gone (`| head`), the disk behind a redirection is full, or the stream is closed: the run
-            # goes on in silence, and Python must not complain at exit about what it could not flush.
-            _sink(self._stream)
+            # continues silently, and Python must not complain at exit about unflushed output.
+            _discard_buffer(self._stream)
             self._stream = None
 
 
-class QuietConsole(_StreamConsole):
-    """The first and the last line alone."""
+class QuietConsole(Console):
+    """Prints the first and the last line only."""
 
     def start(self, lines: list[str]) -> None:
-        for line in lines[:1]:
-            self._print(line)
-
-    def finish(self, lines: list[str]) -> None:
-        for line in lines[-1:]:
-            self._print(line)
-
-
-class PlainConsole(_StreamConsole):
-    """For logs and pipes: one line per iteration, written at once."""
-
-    def __init__(self, stream: TextIO, total_steps: int | None = None) -> None:
-        super().__init__(stream)
-        self._total_steps = total_steps
-
-    def start(self, lines: list[str]) -> None:
-        for line in lines:
-            self._print(line)
+        self._print(lines[:1])
 
     def note(self, text: str) -> None:
-        self._print(text)
+        return
 
     def iteration(self, row: Row, progress: float | None, eta_seconds: float | None) -> None:
-        self._print(iteration_line(row, progress, eta_seconds, self._total_steps))
+        return
 
     def evaluation(self, row: Row) -> None:
-        self._print(evaluation_line(row))
+        return
 
     def finish(self, lines: list[str]) -> None:
-        for line in lines:
-            self._print(line)
+        self._print(lines[-1:])
 
 
 class LiveConsole(Console):
-    """For a tty: a few lines that are redrawn in place, with notes above them. The last view stays."""
+    """For a terminal: a few lines that are redrawn in place, with notes above them. The last view stays."""
 
     INTERVAL_SECONDS = 0.2
     _HISTORY = 64
@@ -116,21 +107,15 @@ class LiveConsole(Console):
         from rich.console import Console as RichConsole
         from rich.live import Live
 
+        super().__init__(stream, total_steps)
         self._rich = RichConsole(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
-        # No refresh thread: it would take the interpreter from the run at times of its own choosing.
+        # No refresh thread: it would compete with the run for the interpreter.
         self._live = Live(console=self._rich, auto_refresh=False, vertical_overflow="crop")
-        self._total_steps = total_steps
         self._latest: tuple[Row, float | None, float | None] | None = None
         self._evaluation: str | None = None
         self._returns: list[float] = []
         self._stride, self._skipped = 1, 0
         self._next = 0.0
-
-    def start(self, lines: list[str]) -> None:
-        self._say(lines)
-
-    def note(self, text: str) -> None:
-        self._say([text])
 
     def iteration(self, row: Row, progress: float | None, eta_seconds: float | None) -> None:
         self._latest = (row, progress, eta_seconds)
@@ -145,7 +130,7 @@ class LiveConsole(Console):
 
     def finish(self, lines: list[str]) -> None:
         self.close()
-        self._say(lines)
+        self._print(lines)
 
     def close(self) -> None:
         if self._live.is_started:
@@ -153,13 +138,13 @@ class LiveConsole(Console):
             with suppress(OSError):  # the terminal is gone
                 self._live.stop()
 
-    def _say(self, lines: list[str]) -> None:
-        with suppress(OSError):  # the terminal is gone; the run goes on
+    def _print(self, lines: list[str]) -> None:
+        with suppress(OSError):  # the terminal is gone; the run continues
             for line in lines:
                 self._rich.print(line)
 
     def _remember(self, value: float) -> None:
-        """The whole curve in at most `_HISTORY` points: when full, every other one goes."""
+        """Keep the whole curve in at most `_HISTORY` points: when they are full, drop every other one."""
         self._skipped += 1
         if self._skipped < self._stride and self._returns:
             return
@@ -173,10 +158,10 @@ class LiveConsole(Console):
         if self._latest is None:
             return
         self._next = time.monotonic() + self.INTERVAL_SECONDS
-        with suppress(OSError):  # the terminal is gone; the run goes on
+        with suppress(OSError):  # the terminal is gone; the run continues
             if not self._live.is_started:
                 self._live.start()
-                # Shown again at once: nothing about the terminal stays changed, however the process ends.
+                # Undo what `start` hides, so that the terminal is intact however the process ends.
                 self._rich.show_cursor(True)
             self._live.update(self._view(*self._latest), refresh=True)
 
@@ -199,9 +184,10 @@ class LiveConsole(Console):
         )
         head.add_row(*cells)
 
-        reward = line(f"reward   {_spread(row, 'return')}  ")
+        reward = line(f"reward   {_spread(row, 'return')}{_each(row)}{_few(row)}  ")
         reward.append(sparkline(self._returns), style="green")
-        reward.append(f"  length {_short(row.get('length_mean'))}")
+        length = row.get("length_mean")
+        reward.append(f"  length {length:.0f}" if _known(length) else "  length n/a")
         speed = f"speed    {_rate(row.get('steps_per_second'))} steps/s"
         if _known(row.get("wall_seconds")):
             speed += f" | elapsed {duration(row['wall_seconds'])}"
@@ -209,10 +195,11 @@ class LiveConsole(Console):
             speed += f" | memory {row['memory_bytes'] / 2**20:,.0f} MiB"
         if _known(row.get("cpu_percent")):
             speed += f" | cpu {row['cpu_percent']:.0f}%"
+        if row.get("env_restarts"):
+            speed += f" | {row['env_restarts']:,} env restart(s)"
         lines: list[RenderableType] = [head, reward, line(speed)]
 
-        shares = time_split(row)
-        if shares:
+        if shares := time_split(row):
             split = line("time     ")
             for name, share in shares.items():
                 split.append("█" * round(30 * share), style=_COLOURS[name])
@@ -229,18 +216,23 @@ class LiveConsole(Console):
 
 
 def make_console(quiet: bool, stream: TextIO | None = None, *, total_steps: int | None = None) -> Console:
-    """`total_steps`: the budget, if there is one, to be shown beside the steps done."""
+    """`total_steps`: the budget, if any, which is shown after the steps done."""
     stream = sys.stdout if stream is None else stream
     if quiet:
         return QuietConsole(stream)
-    if stream.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown"):
-        return LiveConsole(stream, total_steps)
-    return PlainConsole(stream, total_steps)
+    return LiveConsole(stream, total_steps) if is_screen(stream) else Console(stream, total_steps)
+
+
+def is_screen(stream: TextIO) -> bool:
+    """Whether it is a terminal that can redraw lines. Open MPI gives its ranks a pseudo-terminal even where its own
+    output is redirected."""
+    has_pty = OPEN_MPI_RANK in os.environ
+    return stream.isatty() and not has_pty and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
 def iteration_line(row: Row, progress: float | None, eta_seconds: float | None, total_steps: int | None = None) -> str:
     """`Iteration 12 reward = 143.20 ± 40.12 | length 143 | steps 12,288 / 100,000 | 52.3k steps/s | … | eta 0:03`"""
-    parts = [f"Iteration {row.get('iteration', '?')} reward = {_spread(row, 'return')}"]
+    parts = [f"Iteration {row.get('iteration', '?')} reward = {_spread(row, 'return')}{_each(row)}{_few(row)}"]
     if _known(row.get("length_mean")):
         parts.append(f"length {row['length_mean']:.0f}")
     parts.append(_steps(row, total_steps))
@@ -248,29 +240,29 @@ def iteration_line(row: Row, progress: float | None, eta_seconds: float | None, 
         parts.append(f"{min(progress, 1.0):.0%}")
     if _known(row.get("steps_per_second")):
         parts.append(f"{_rate(row['steps_per_second'])} steps/s")
-    shares = time_split(row)
-    if shares:
-        parts.append(
-            " ".join(f"{name} {share:.0%}" for name, share in shares.items() if name in _ALWAYS or share >= 0.05)
-        )
+    if shares := time_split(row):
+        shown = (f"{name} {share:.0%}" for name, share in shares.items() if name in _ALWAYS or share >= 0.05)
+        parts.append(" ".join(shown))
+    if row.get("env_restarts"):
+        parts.append(f"{row['env_restarts']:,} env restart(s)")
     return " | ".join(parts) + _eta(eta_seconds)
 
 
 def evaluation_line(row: Row) -> str:
     steps = f" at {row['env_steps']:,} steps" if _known(row.get("env_steps")) else ""
     episodes = f" over {row['episodes']} episodes" if _known(row.get("episodes")) else ""
-    return f"Evaluation{steps}: reward = {_spread(row, 'return')}{episodes}"
+    return f"Evaluation{steps}: reward = {_spread(row, 'return')}{_each(row)}{episodes}"
 
 
 def time_split(row: Row) -> dict[str, float]:
-    """Shares of the time so far, those that are not zero."""
+    """Shares of the time so far, without those that are zero."""
     seconds: dict[str, float] = {name: row.get(f"time_{name}_seconds") or 0.0 for name in _PARTS}
     total = sum(seconds.values())
     return {name: value / total for name, value in seconds.items() if value > 0}
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
-    """A curve in one line of text; each character is the mean of its share of the values."""
+    """A curve in one line of text; each character shows the mean of several values."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -301,9 +293,22 @@ def _spread(row: Row, name: str) -> str:
     return f"{mean:.2f} ± {std:.2f}" if _known(std) else f"{mean:.2f}"
 
 
+def _each(row: Row) -> str:
+    """With several agents: the mean for each of them."""
+    mean = row.get("return_per_agent_mean")
+    return f" ({mean:.2f} per agent)" if _known(mean) else ""
+
+
+def _few(row: Row) -> str:
+    """How many episodes the mean is from, as long as they are few: the first ones to end are the shortest."""
+    count = row.get("return_episodes")
+    return f" ({count} episode{'s' * (count != 1)})" if count is not None and count < FEW_EPISODES else ""
+
+
 def _steps(row: Row, total: int | None) -> str:
     done = f"steps {row.get('env_steps') or 0:,}"
-    return done if total is None else f"{done} / {total:,}"
+    done = done if total is None else f"{done} / {total:,}"
+    return f"{done} ({row['agent_steps']:,} agent steps)" if row.get("agent_steps") else done
 
 
 def _rate(value: Any) -> str:
@@ -315,16 +320,12 @@ def _rate(value: Any) -> str:
     return f"{value:.0f}"
 
 
-def _short(value: Any) -> str:
-    return f"{value:.0f}" if _known(value) else "n/a"
-
-
 def _eta(seconds: float | None) -> str:
     return f" | eta {duration(seconds)}" if seconds is not None and isfinite(seconds) else ""
 
 
-def _sink(stream: TextIO) -> None:
-    """Let what is still buffered in a broken standard output go nowhere."""
+def _discard_buffer(stream: TextIO) -> None:
+    """Redirect a broken standard output to /dev/null, so that the rest of its buffer is discarded."""
     if stream is sys.stdout:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

@@ -1,4 +1,4 @@
-"""The run directory: where everything is, and how to write it so that a reader never sees half a file."""
+"""The run directory: the paths of its files, and atomic writing, so that readers never see half a file."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ import math
 import os
 import re
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 import yaml
 
-from paceline.config import UserError
+from paceline.config import UserError, printable
+from paceline.config.yaml_text import load_yaml, read_text
 
 STATES = ("running", "done", "stopped", "failed")
 _FOLDERS = ("checkpoints", "tb", "logs", "videos")
 _NAME = re.compile(r"[\w.+=,@-]+")
-# Lustre without the flock mount option, and some FUSE file systems, know no locks.
+# Lustre without the mount option flock and some FUSE file systems have no locks.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
-# A forked child (an environment process) shares the lock of its parent and would hold it after the parent's death, so
-# children close it. That does not release it: only an explicit unlock or the last close does.
+# A forked child shares its parent's lock and would keep holding it after the parent's death, so children close it.
+# Closing does not release it for the parent: only an explicit unlock or the last close does.
 _held: set[int] = set()
 
 
@@ -44,7 +46,7 @@ os.register_at_fork(after_in_child=_drop_locks_in_child)
 
 
 def plain(value: Any) -> Any:
-    """What strict JSON can hold: NaN and infinities become null; numpy scalars and arrays numbers and lists."""
+    """`value` as strict JSON can represent it: NaN and infinities become null, numpy values numbers and lists."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -55,20 +57,20 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "tolist"):  # by duck type: readers of a run need not import numpy
+    if hasattr(value, "tolist"):  # numpy, without importing it: readers of runs do not need it
         return plain(value.tolist())
     raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r}")
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, sync: bool = True) -> Iterator[TextIO]:
-    """A file that takes the place of `path` when the block ends well: readers see the old text or the new one.
+def replacing(path: Path, *, sync: bool = True, binary: bool = False) -> Iterator[IO[Any]]:
+    """A new file that replaces `path` when the block ends without an error: readers see the old content or the new.
 
-    `sync=False` may lose it in a power cut.
+    With `sync=False` a power cut may lose it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
+        with temporary.open("wb") if binary else temporary.open("w", encoding="utf-8", newline="") as file:
             yield file
             file.flush()
             if sync:
@@ -89,25 +91,25 @@ def write_json(path: Path, obj: Any, *, sync: bool = True) -> None:
 
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
-    """One more row of a `.jsonl` file, in one write."""
+    """Append a row to a `.jsonl` file, in one write."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(plain(row), allow_nan=False) + "\n")
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a `.jsonl` file; a last line that was cut short (a crash, or a write in progress) is left out."""
+    """The rows of a `.jsonl` file, without a last line that is incomplete (after a crash, or during a write)."""
     try:
         with path.open("rb") as file:
             damaged = 0
             for number, line in enumerate(file, start=1):
                 if damaged:
-                    raise UserError(f"{path}, line {damaged} is damaged: mend or delete that line")
+                    raise UserError(f"{path}, line {damaged} is damaged: repair or delete that line")
                 if not line.endswith(b"\n"):
                     return
                 try:
                     row = json.loads(line)
                 except ValueError:
-                    damaged = number  # forgiven if it is the last
+                    damaged = number  # no error if it is the last line
                     continue
                 if isinstance(row, dict):
                     yield row
@@ -117,67 +119,63 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def missing_folders(path: Path) -> list[Path]:
+    """`path` and the folders above it that do not exist, the uppermost first."""
+    return [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
+
+
+def remove_empty(folders: list[Path]) -> None:
+    """Remove folders that were made for nothing, the last first."""
+    for folder in reversed(folders):
+        with contextlib.suppress(OSError):  # not empty: something else uses it now
+            folder.rmdir()
+
+
 class RunDirectory:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    """`shown`: the path as the user gave it, if `path` is another spelling."""
+
+    def __init__(self, path: Path, shown: Path | None = None) -> None:
+        self.path, self.shown = path, shown or path
+        self.config_path = path / "config.yaml"
+        self.provenance_path = path / "provenance.json"
+        self.status_path = path / "status.json"
+        self.metrics_path = path / "metrics.jsonl"
+        self.progress_path = path / "progress.csv"
+        self.eval_path = path / "eval.jsonl"
+        self.summary_path = path / "summary.json"
+        self.checkpoints_path = path / "checkpoints"
+        self.tb_path = path / "tb"
+        self.logs_path = path / "logs"
+        self.videos_path = path / "videos"
         self._lock: int | None = None
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def provenance_path(self) -> Path:
-        return self.path / "provenance.json"
-
-    @property
-    def status_path(self) -> Path:
-        return self.path / "status.json"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def progress_path(self) -> Path:
-        return self.path / "progress.csv"
-
-    @property
-    def eval_path(self) -> Path:
-        return self.path / "eval.jsonl"
-
-    @property
-    def summary_path(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def checkpoints_path(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def tb_path(self) -> Path:
-        return self.path / "tb"
-
-    @property
-    def logs_path(self) -> Path:
-        return self.path / "logs"
+        self._made: list[Path] = []  # the folders that `create` made, parents first
 
     def log(self, text: str) -> None:
-        """A line with the time of day: what happened to the run."""
+        """Add a line with the date and time to `logs/events.log`."""
         with (self.logs_path / "events.log").open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}\n")
 
-    @property
-    def videos_path(self) -> Path:
-        return self.path / "videos"
+    def write_env_error(self, error: str) -> str:
+        """Keep the traceback of an environment that failed and was started again. Returns a line about it."""
+        path = self.logs_path / "env_error.txt"
+        write_text(path, f"{error}\n", sync=False)
+        last = error.rpartition("\n")[2][:200]
+        return (
+            f"an environment failed and was started again (env.restart_on_error): {last}; the traceback of this first "
+            f"failure is in logs/{path.name}, env_restarts counts all"
+        )
 
     @classmethod
-    def create(cls, out: str | Path, name: str | None, algo: str, env_id: str, *, reuse: bool = False) -> RunDirectory:
-        """A new run `out/name`; on failure whatever was made on the way is removed again.
+    def create(
+        cls, out: str | Path, name: str | None, algo: str, env_id: str, *, reuse: bool = False, base: Path | None = None
+    ) -> RunDirectory:
+        """Create the run `out/name`. On failure the folders that were created are removed.
 
-        `reuse`: take the directory of a run that ended before its first checkpoint.
+        `reuse`: accept the directory of a run that ended before its first checkpoint. `base`: what a relative `out`
+        means, if an environment may have changed the current folder.
         """
-        folder = Path(out).expanduser()
+        shown = Path(out).expanduser()
+        folder = shown if base is None else base / shown
         if name is None:
             name = f"{algo}_{_tidy(env_id)}_{datetime.now():%Y%m%d-%H%M%S}_{secrets.token_hex(2)}"
         if not _NAME.fullmatch(name) or name in (".", ".."):
@@ -188,8 +186,8 @@ class RunDirectory:
             reuse = reuse and (path / "config.yaml").is_file() and not any(path.glob("checkpoints/step-*"))
             if path.is_dir() and any(path.iterdir()) and not reuse:
                 raise UserError(_taken(path))
-            for missing in reversed([p for p in (path, *path.parents) if not p.exists()]):
-                with contextlib.suppress(FileExistsError):  # another run may be making the same parent
+            for missing in missing_folders(path):
+                with contextlib.suppress(FileExistsError):  # another run may be creating the same parent
                     missing.mkdir()
                     made.append(missing)
             if not path.is_dir():
@@ -199,15 +197,22 @@ class RunDirectory:
                     (path / sub).mkdir()
                     made.append(path / sub)
         except OSError as error:
-            for folder_made in reversed(made):
-                with contextlib.suppress(OSError):  # not empty: somebody else uses it by now
-                    folder_made.rmdir()
+            remove_empty(made)
             if isinstance(error, FileExistsError):  # another process took the name between the check and the mkdir
                 raise UserError(_taken(path)) from None
             raise UserError(
                 f"cannot make the run directory {path}: {error.strerror}; choose a folder you can write to with --out"
             ) from None
-        return cls(path)
+        created = cls(path, shown / name)
+        created._made = made
+        return created
+
+    def discard(self) -> None:
+        """Remove a run that `create` made and that came to nothing."""
+        for folder in self._made:
+            if folder == self.path or self.path in folder.parents:
+                shutil.rmtree(folder, ignore_errors=True)
+        remove_empty(self._made)
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
@@ -231,21 +236,23 @@ class RunDirectory:
         raise UserError(f"{path} is not a run directory: it has no config.yaml{_suggest(path)}")
 
     def write_status(self, *, state: str, **fields: Any) -> None:
-        """`status.json`: the state of the run and whatever else is worth knowing while it lasts."""
+        """Write `status.json`: the state of the run, this process, and further fields."""
         if state not in STATES:
             raise ValueError(f"state={state!r} is not one of {', '.join(STATES)}")
         own = {"pid": os.getpid(), "host": socket.gethostname(), "updated_at": datetime.now(UTC).isoformat()}
-        # A heartbeat is not worth a wait for the disk; a final state is.
-        write_json(self.status_path, {"state": state, **own, **fields}, sync=state != "running")
+        # The reason may quote an env's error, and `paceline status` prints it.
+        fields = {name: printable(value) if isinstance(value, str) else value for name, value in fields.items()}
+        # Only a final state is worth waiting for the disk.
+        write_json(self.status_path, {"state": state, **fields, **own}, sync=state != "running")
 
     def read_status(self) -> dict[str, Any]:
         return self._read_json(self.status_path)
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        write_json(self.summary_path, summary)
+    def write_summary(self, summary: dict[str, Any], *, sync: bool = True) -> None:
+        write_json(self.summary_path, summary, sync=sync)
 
     def read_summary(self) -> dict[str, Any]:
-        """Empty as long as there is none: the run has not ended."""
+        """Empty until the run has ended."""
         return self._read_json(self.summary_path)
 
     def read_provenance(self) -> dict[str, Any]:
@@ -253,15 +260,14 @@ class RunDirectory:
 
     def read_config(self) -> dict[str, Any]:
         try:
-            # Of hundreds of runs, the loader written in C takes a second where the other takes ten.
-            text = self.config_path.read_text(encoding="utf-8")
-            config = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            # The loader written in C is ten times as fast, which matters for hundreds of runs.
+            config = load_yaml(read_text(self.config_path), fast=True)
         except OSError as error:
             raise UserError(f"{self.config_path} cannot be read: {error.strerror}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise UserError(f"{self.config_path} is damaged: {' '.join(str(error).split())}") from None
         if not isinstance(config, dict):
-            raise UserError(f"{self.config_path} is damaged: it holds no settings")
+            raise UserError(f"{self.config_path} is damaged: it contains no settings")
         return config
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -270,8 +276,16 @@ class RunDirectory:
     def read_eval(self) -> list[dict[str, Any]]:
         return list(read_lines(self.eval_path))
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        self.lock()
+        try:
+            yield
+        finally:
+            self.unlock()
+
     def lock(self) -> bool:
-        """Claim the run for this process until `unlock` or its end. False: this file system cannot lock."""
+        """Lock the run for this process until `unlock` or its end. False: this file system has no locks."""
         if self._lock is not None:
             return True
         try:
@@ -296,7 +310,7 @@ class RunDirectory:
         if self._lock is None:
             return
         fd, self._lock = self._lock, None
-        if fd in _held:  # else this is a forked child, which never had the lock
+        if fd in _held:  # otherwise this is a forked child, which does not own the lock
             _held.discard(fd)
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
@@ -314,7 +328,7 @@ class RunDirectory:
 
 
 def _tidy(env_id: str) -> str:
-    if ".py:" in env_id:  # a file: its folders say nothing
+    if ".py:" in env_id:  # a file: drop its folders
         env_id = env_id.rpartition("/")[2]
     return re.sub(r"[^A-Za-z0-9.+=@-]+", "-", env_id).strip("-.")[:60] or "env"
 
@@ -329,7 +343,7 @@ def _runs_in(folder: Path) -> list[Path]:
     """The runs in a folder, the most recent first."""
     found: list[tuple[int, Path]] = []
     for config in folder.glob("*/config.yaml"):
-        with contextlib.suppress(OSError):  # gone since, or not ours to see
+        with contextlib.suppress(OSError):  # deleted meanwhile, or not readable
             found.append((config.stat().st_mtime_ns, config.parent))
     return [path for _, path in sorted(found, reverse=True)]
 
@@ -339,7 +353,7 @@ def _names(runs: list[Path]) -> str:
 
 
 def _suggest(path: Path) -> str:
-    """`; did you mean …`: the runs beside `path` with a similar name, else the most recent ones."""
+    """`; did you mean …`: runs in the same folder with a similar name, else the most recent ones."""
     runs = [run for run in _runs_in(path.parent) if run != path]
     if not runs:
         return f"; there are no runs in {path.parent}"

@@ -1,4 +1,4 @@
-"""Where a run comes from: versions, machine, code and command. By allow-list: the environment may hold secrets."""
+"""Provenance of a run: versions, machine, code and command. By allow-list, since the environment may hold secrets."""
 
 from __future__ import annotations
 
@@ -13,34 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from paceline import machine
+from paceline.schedulers import SCHEDULERS
 
 GIT_SECONDS = 2.0
 PACKAGES = (
-    "torch",
-    "numpy",
-    "gymnasium",
-    "ray",
-    "envpool",
-    "ale-py",
-    "mujoco",
-    "Box2D",
-    "pydantic",
-    "safetensors",
-    "tensorboard",
-    "psutil",
-)
+    "torch", "numpy", "gymnasium", "ray", "envpool", "ale-py", "mujoco", "Box2D", "pydantic", "safetensors",
+    "tensorboard", "psutil",
+)  # fmt: skip
 VARIABLES = (
-    "OMP_NUM_THREADS",
-    "CUDA_VISIBLE_DEVICES",
-    "SLURM_JOB_ID",
-    "SLURM_JOB_NODELIST",
-    "OAR_JOB_ID",
-    "PBS_JOBID",
+    *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
+    *(name for each in SCHEDULERS.values() for name in (*each.id_variables, each.hosts_variable)),
 )
 
 
 def collect(argv: list[str]) -> dict[str, Any]:
-    """What `provenance.json` holds. Nothing heavy is imported for it."""
+    """The content of `provenance.json`. It imports no large package."""
     return {
         "paceline": _version("paceline"),
         "started_at": datetime.now(UTC).isoformat(),
@@ -65,12 +52,12 @@ def git(folder: Path) -> dict[str, Any] | None:
     if commit is None:
         return None
     changes = _git(folder, deadline, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changes is None else bool(changes)}  # None: not known in time
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}  # None: git took too long
 
 
 def _git(folder: Path, deadline: float, *arguments: str) -> str | None:
     try:
-        # Reading must not take the index lock from a user at work, nor start a file system monitor.
+        # Do not take the index lock from a working user, and do not start a file system monitor.
         done = subprocess.run(
             ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *arguments],
             cwd=folder,

@@ -1,1 +1,1 @@
-"""`paceline tune`: many trials, each an ordinary run, scheduled by Ray Tune."""
+"""`paceline tune`: a hyperparameter search. Each trial is an ordinary run; Ray Tune schedules them."""

@@ -1,4 +1,4 @@
-"""A search space, as its YAML file says it, and the points that are drawn from it."""
+"""A search space, as its YAML file states it, and the points drawn from it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline.config import SECTIONS, UserError, parse_count
-from paceline.resolve import read_file
+from paceline.config import ALGORITHMS, UserError, parse_count
+from paceline.config.resolve import read_file
 
-KINDS = ("uniform", "log", "int")  # every value, every magnitude, every whole number alike
-MANY = 100_000  # combinations of lists, beyond which they are drawn and not counted out
+KINDS = ("uniform", "log", "int")  # all numbers, all magnitudes, all whole numbers are equally likely
+MAX_GRID = 100_000  # combinations; larger grids are sampled, never listed
 FIXED = ("optimizer", "dueling", "exploration", "noisy_deviation", "prioritized", "replay", "replay_size")
-"""Settings of algorithms by which the arrays of a checkpoint are made: with others it cannot be continued."""
+"""Settings of algorithms that decide which arrays a checkpoint has: a run cannot continue with another value."""
 _FORMS = "a list of values, or one of {uniform: [low, high]}, {log: [low, high]}, {int: [low, high]}"
 
 Point = dict[str, Any]
@@ -44,79 +44,72 @@ class Range:
         if self.kind == "int":
             return int(rng.integers(int(self.low), int(self.high), endpoint=True))
         if self.kind == "log":
-            return self._short(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
-        return self._short(rng.uniform(self.low, self.high))
+            return self.clamp(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+        return self.clamp(rng.uniform(self.low, self.high))
 
-    def clamp(self, value: Any) -> Any:
-        """The nearest that is in the range."""
-        return round(self._inside(value)) if self.kind == "int" else self._short(value)
-
-    def _short(self, value: float) -> float:
-        """Four digits are enough to search with, and can be read; more where all of the range begins alike."""
+    def clamp(self, value: float) -> Any:
+        """The nearest value in the range. It has four digits, or as many more as a narrow range needs."""
+        if self.kind == "int":
+            return round(min(max(value, self.low), self.high))
         digits = 4 + max(0, math.floor(math.log10(max(abs(self.low), abs(self.high)) / (self.high - self.low))))
-        return float(self._inside(float(f"{value:.{digits}g}")))
-
-    def _inside(self, value: float) -> float:
-        return min(max(value, self.low), self.high)
+        return float(min(max(float(f"{value:.{digits}g}"), self.low), self.high))
 
 
 Space = dict[str, Choice | Range]
 
 
 def read_space(path: str | Path) -> Mapping[str, Any]:
-    """The file as it is written, by dotted keys."""
+    """The content of the file, by dotted keys."""
     try:
-        tree = read_file(path)
+        raw = dict(_flatten(read_file(path)))
     except UserError as error:
         raise UserError(str(error).replace("--config", "--space", 1)) from None
-    raw = dict(_flat(tree))
     if not raw:
-        raise UserError(f"--space {path}: it is empty; a line is KEY: {_FORMS}")
+        raise UserError(f"--space {path}: the file is empty; each line is KEY: {_FORMS}")
     return raw
 
 
 def parse_space(raw: Mapping[str, Any], algo: str, *, pbt: bool = False) -> Space:
-    """What each key may be. Keys and values are checked against the config with the points, by whoever makes runs of
-    them; here what only a search can get wrong."""
+    """The values that each key may take. Whether a key exists and a value is allowed is checked with the trials."""
     for key in raw:
-        section = key.partition(".")[0]
+        section, _, setting = key.partition(".")
         if key in ("seed", "seeds"):
-            raise UserError(f"--space {key}: seeds are not searched but averaged over; give --seeds N")
-        if section in SECTIONS and section != algo:
-            raise UserError(f"--space {key} is a setting of --algo {section}, and this search is of --algo {algo}")
+            raise UserError(f"--space {key}: a search averages over seeds; give --seeds N")
+        if section in ALGORITHMS and section != algo:
+            raise UserError(f"--space {key} is a setting of --algo {section}, but this search uses --algo {algo}")
         if section not in ("env", "model", algo) or key == "env.id":
-            raise UserError(f"--space {key}: a search is over settings of env, model and {algo}, on one environment")
+            raise UserError(f"--space {key}: only settings of env (except env.id), model and {algo} can be searched")
         if pbt and section != algo:
-            raise UserError(f"--space {key}: pbt changes settings while a run goes on, which only those of {algo} can")
-        if pbt and key.partition(".")[2] in FIXED:
             raise UserError(
-                f"--space {key}: a checkpoint is made for one value of it, so pbt cannot change it in a run"
+                f"--space {key}: pbt changes settings during a run, which is possible only for those of {algo}"
             )
-    return {key: _domain(key, said) for key, said in raw.items()}
+        if pbt and setting in FIXED:
+            raise UserError(f"--space {key}: checkpoints depend on its value, so pbt cannot change it during a run")
+    return {key: _domain(key, value) for key, value in raw.items()}
 
 
 def combinations(space: Space) -> int | None:
-    """How many there are; None: a range has no end of values."""
+    """The size of the grid; None where the space has a range."""
     sizes = [len(domain.values) for domain in space.values() if isinstance(domain, Choice)]
     return math.prod(sizes) if len(sizes) == len(space) else None
 
 
-def points(space: Space, count: int | None, seed: int, *, again: bool = False) -> list[Point]:
-    """`count` of them, drawn; without a number, all combinations of what has to be lists. `again`: each of those may be
-    drawn once more when all have been; else there are no more points than combinations."""
+def points(space: Space, count: int | None, seed: int, *, repeat: bool = False) -> list[Point]:
+    """`count` points drawn at random; with None the whole grid. A grid is drawn from without replacement, so there may
+    be fewer than `count`; with `repeat` it is drawn from again."""
     total = combinations(space)
     if count is None:
         if total is None:
             key = next(key for key, domain in space.items() if isinstance(domain, Range))
-            raise UserError(f"--space {key}: a range has no end of values; give --trials N, or a list")
-        if total > MANY:
-            raise UserError(f"--space: it has {total:,} combinations; give --trials N to draw some of them")
+            raise UserError(f"--space {key}: a range has infinitely many values; give --trials N, or a list")
+        if total > MAX_GRID:
+            raise UserError(f"--space: there are {total:,} combinations; give --trials N to draw some of them")
         return list(_grid(space))
     rng = np.random.default_rng(seed)
-    if total is not None and total <= MANY:
+    if total is not None and total <= MAX_GRID:
         grid = list(_grid(space))
-        rounds = math.ceil(count / total) if again else 1
-        return [grid[i] for i in np.concatenate([rng.permutation(total) for _ in range(rounds)])[:count]]
+        passes = math.ceil(count / total) if repeat else 1
+        return [grid[i] for i in np.concatenate([rng.permutation(total) for _ in range(passes)])[:count]]
     return [{key: domain.draw(rng) for key, domain in space.items()} for _ in range(count)]
 
 
@@ -125,24 +118,23 @@ def _grid(space: Space) -> Iterator[Point]:
         yield dict(zip(space, values, strict=True))
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Sections may be nested, as in a config file."""
     for key, value in tree.items():
-        dotted = f"{prefix}{key}"
         if isinstance(value, dict) and value and not set(value) & set(KINDS):
-            yield from _flat(value, f"{dotted}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
-            yield dotted, value
+            yield f"{prefix}{key}", value
 
 
-def _domain(key: str, said: Any) -> Choice | Range:
-    if isinstance(said, list):
-        if not said:
+def _domain(key: str, raw: Any) -> Choice | Range:
+    if isinstance(raw, list):
+        if not raw:
             raise UserError(f"--space {key}: the list is empty")
-        return Choice(tuple(said))
-    if not isinstance(said, dict) or len(said) != 1 or next(iter(said)) not in KINDS:
-        raise UserError(f"--space {key}: {said!r} is not {_FORMS}")
-    kind, bounds = next(iter(said.items()))
+        return Choice(tuple(raw))
+    if not isinstance(raw, dict) or len(raw) != 1 or next(iter(raw)) not in KINDS:
+        raise UserError(f"--space {key}: {raw!r} is not {_FORMS}")
+    kind, bounds = next(iter(raw.items()))
     numbers = [parse_count(bound) for bound in bounds] if isinstance(bounds, list) else []
     if len(numbers) != 2 or any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
         raise UserError(f"--space {key}: {kind} takes two numbers, [low, high], not {bounds!r}")
@@ -150,7 +142,7 @@ def _domain(key: str, said: Any) -> Choice | Range:
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise UserError(f"--space {key}: {kind}: {bounds!r} is not [low, high] with low below high")
     if kind == "log" and low <= 0:
-        raise UserError(f"--space {key}: log: {bounds!r} has no magnitudes at or below 0")
+        raise UserError(f"--space {key}: log: {bounds!r} must be above 0")
     if kind == "int" and not (isinstance(low, int) and isinstance(high, int)):
         raise UserError(f"--space {key}: int: {bounds!r} are not whole numbers")
     return Range(kind, low, high)

@@ -1,7 +1,7 @@
-"""A sweep from its beginning to its table: a Ray to run on, Tune to schedule, one process a trial, files that last.
+"""Runs a search: connects to Ray, lets Tune schedule the trials, one process each, and reports the result.
 
-What is done is in `tune.json` and in the run directories, so a sweep is continued from them; of Tune's own files
-nothing is needed afterwards.
+`tune.json` and the run directories hold all that is needed to continue. Tune's own restore is not used: trials that
+were stopped with the search count as finished there, and its snapshots are pickled and up to 10 s old.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +21,30 @@ from ray import tune
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from paceline import machine
+from paceline.code_bundle import CodeBundle, pack
 from paceline.config import RunConfig, UserError
-from paceline.engine import cluster_address
-from paceline.engine.ray_cluster import Cluster
-from paceline.engine.signals import StopSignals
-from paceline.engine.stopping import Deadline
-from paceline.env.make import make_scalar
-from paceline.resolve import resolve_tree
-from paceline.run.directory import RunDirectory, write_text
-from paceline.ship import Parcel, pack
-from paceline.tune.courier import Desk
-from paceline.tune.plan import FAILED, FINAL, PENDING, Sweep, Trial
-from paceline.tune.schedule import make_scheduler, param_space
-from paceline.tune.scribe import Scribe
-from paceline.tune.trial import MARK, PATIENCE_SECONDS, TRIAL, Job, TrialActor, sees
+from paceline.config.resolve import resolve_tree, to_tree
+from paceline.engines.ray.ray_cluster import RayCluster
+from paceline.envs.make import make_env
+from paceline.run.directory import RunDirectory, missing_folders, remove_empty, write_text
+from paceline.training.placement import cluster_address
+from paceline.training.signals import StopSignals
+from paceline.training.stopping import Deadline
+from paceline.tune.progress import SweepProgress
+from paceline.tune.sweep_plan import FAILED, FINAL, PENDING, Sweep, Trial
+from paceline.tune.transfer import RunStore
+from paceline.tune.trial import MARKER, STOP_SECONDS, TRIAL, TrialActor, TrialContext, shares_folder
+from paceline.tune.trial_scheduler import make_scheduler, param_space
 
 DEADLINE_SECONDS = 60.0  # for the trials to save before the end of the allocation
-PROBE_SECONDS = 60.0  # for a node to say whether it sees the folder
-LOSSES = 3  # of its process or its host, after which a trial has failed; an error of its own ends it at once
-ENVIRONMENT = {
+PROBE_SECONDS = 60.0  # for a node to answer whether it shares the folder
+MAX_LOSSES = 3  # of its process or its host; with one more a trial has failed. Its own error ends it at once.
+TUNE_VARIABLES = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # a run has its own files
-    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # no episode may have ended yet
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # ours also knows the others
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # there is no score before the first episode ends
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # StopSignals handles it, among others
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
-    "TUNE_FORCE_TRIAL_CLEANUP_S": f"{PATIENCE_SECONDS + 30:g}",
+    "TUNE_FORCE_TRIAL_CLEANUP_S": f"{STOP_SECONDS + 30:g}",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # an environment may open files by relative names
     "RAY_AIR_NEW_OUTPUT": "0",
 }
@@ -60,57 +59,52 @@ def run_sweep(
     retry: bool = False,
     new: bool = True,
 ) -> int:
-    """Run what is not done yet, and return the exit status."""
+    """Run the trials that are not done yet, and return the exit code."""
     config, _ = resolve_tree(sweep.tree(sweep.trials[0]), preset=sweep.preset)
-    _check(config, parallel, gpus)
+    if parallel is not None and parallel < 1:
+        raise UserError(f"--parallel {parallel}: must be at least 1")
+    if not 0 <= gpus < math.inf:
+        raise UserError(f"--gpus {gpus:g}: expected the share of a GPU for each trial, such as 0.25")
+    if config.engine.device == "cuda" and not gpus:
+        raise UserError("engine.device=cuda: give each trial its share with --gpus, such as --gpus 0.5")
     deadline = Deadline(os.environ)
+    made = missing_folders(sweep.folder)
     if new:
-        make_scalar(config.env).close()  # type: ignore[no-untyped-call]  # what is wrong with it shows at once
-        _make(sweep.folder)
+        make_env(config.env).close()  # a broken environment shows before any file
+        _make_folder(sweep.folder)
     directory = RunDirectory(sweep.folder)
     directory.lock()
     try:
         for trial in sweep.trials:
             if trial.status not in FINAL or (retry and trial.status == FAILED):
                 trial.status, trial.error = PENDING, ""
-                _keep_values(sweep, trial)
-        until = min(time.time() + (max_seconds or math.inf), deadline.at - DEADLINE_SECONDS)
-        scribe = Scribe(sweep)
-        scribe.begin()
-        reason = None
+                if sweep.search == "pbt":
+                    _read_values(sweep, trial)
+        progress = SweepProgress(sweep)
+        progress.begin()
         todo = [trial for trial in sweep.trials if trial.status == PENDING]
-        if todo:
-            reason = _run(sweep, config, todo, scribe, until, parallel, gpus)
-        return scribe.finish(reason)
+        until = min(time.time() + (max_seconds or math.inf), deadline.at - DEADLINE_SECONDS)
+        reason = _run(sweep, config, todo, progress, until, parallel, gpus) if todo else None
+        return progress.finish(reason)
     except UserError:
-        if new and all(trial.status == PENDING for trial in sweep.trials):  # of the cluster, before the first of them
+        if new and all(trial.status == PENDING for trial in sweep.trials):  # the cluster failed before the first trial
             shutil.rmtree(sweep.folder, ignore_errors=True)
+            remove_empty(made)
         raise
     finally:
         directory.unlock()
 
 
-def _keep_values(sweep: Sweep, trial: Trial) -> None:
-    """Of a member that took others over, and whose search was killed before it knew."""
-    if sweep.search != "pbt":
-        return
-    with suppress(UserError):  # it has not begun; or it is damaged, which it will say itself
-        own = RunDirectory(sweep.folder / trial.name).read_config()
+def _read_values(sweep: Sweep, trial: Trial) -> None:
+    """Settings that pbt gave to a member just before the search was killed are in its run only."""
+    with suppress(UserError):  # the run has not begun; or it is damaged, which training will report
+        config = RunDirectory(sweep.folder / trial.name).read_config()
         for key, value in trial.values.items():
-            section, _, name = key.partition(".")  # no deeper: they are of the algorithm
-            trial.values[key] = own.get(section, {}).get(name, value)
+            section, _, name = key.partition(".")  # pbt's keys are all ALGO.NAME
+            trial.values[key] = config.get(section, {}).get(name, value)
 
 
-def _check(config: RunConfig, parallel: int | None, gpus: float) -> None:
-    if parallel is not None and parallel < 1:
-        raise UserError(f"--parallel {parallel}: a number of trials, from 1 up")
-    if gpus < 0:
-        raise UserError(f"--gpus {gpus:g}: the share of a GPU that each trial has, such as 0.25")
-    if config.engine.device == "cuda" and not gpus:
-        raise UserError("engine.device=cuda: give each trial its share with --gpus, such as --gpus 0.5")
-
-
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         if folder.is_dir() and any(folder.iterdir()):
             raise UserError(f"{folder} exists: choose another --name, or continue the search with --resume {folder}")
@@ -125,73 +119,61 @@ def _run(
     sweep: Sweep,
     config: RunConfig,
     todo: list[Trial],
-    scribe: Scribe,
+    progress: SweepProgress,
     until: float,
     parallel: int | None,
     gpus: float,
 ) -> str | None:
-    """Why it ended before its end, or None."""
+    """Why the search was stopped, or None."""
     threads = config.engine.threads or 1
-    mine = cluster_address(config.engine) is None
+    is_own = cluster_address(config.engine) is None
     places = min(parallel or max(1, machine.cores() // threads), len(todo))
-    shutil.rmtree(_storage(sweep), ignore_errors=True)  # of a search that was killed
-    mark = secrets.token_hex(16)
-    write_text(sweep.folder / MARK, mark)
-    cluster = Cluster(config.engine, places * threads, gpus=_gpus() if mine and gpus else 0)
+    storage, marker, token = sweep.folder.resolve() / ".ray", sweep.folder / MARKER, secrets.token_hex(16)
+    shutil.rmtree(storage, ignore_errors=True)  # a killed search leaves it
+    write_text(marker, token)
+    cluster = RayCluster(config.engine, places * threads, gpus=_count_gpus() if is_own and gpus else 0)
     try:
-        with _environment(ENVIRONMENT), _silence(), StopSignals() as signals:
-            cluster.watch_over()
+        os.environ.update(TUNE_VARIABLES)
+        logging.getLogger("ray").setLevel(logging.CRITICAL)  # Tune's advice is for those who call it
+        with StopSignals() as signals:
+            cluster.guard()
             if cluster.cpus < threads:
                 raise UserError(f"engine.threads={threads}: the Ray cluster at {cluster.address} has {cluster.cpus:g}")
-            desk = _desk(cluster, sweep, mark)
-            parcel = Parcel() if mine else pack(config)
-            job = Job(sweep, mark, parcel, threads, gpus, desk, sys.argv)
-            scribe.where(cluster, places if mine else None)
-            stopper = Ending(signals, until)
-            # A population takes turns where there is no room for all; the other searches start one when one ends.
-            limit = None if mine or sweep.search == "pbt" else parallel
-            _tuner(sweep, job, todo, [scribe], stopper, limit, threads, gpus).fit()
+            store = _start_store(cluster, sweep, token)
+            bundle = CodeBundle() if is_own else pack(to_tree(config))
+            context = TrialContext(sweep, token, bundle, threads, gpus, store, sys.argv)
+            progress.connected(cluster, places)
+            stopper = SweepStopper(signals, until)
+            trainable = tune.with_parameters(TrialActor, context=context)
+            tune.Tuner(
+                tune.with_resources(trainable, {"CPU": float(threads)} | ({"GPU": gpus} if gpus else {})),
+                param_space=param_space(sweep, todo),
+                tune_config=tune.TuneConfig(
+                    scheduler=make_scheduler(sweep),
+                    # The members of a population take turns where there is no room for all of them.
+                    max_concurrent_trials=None if is_own or sweep.search == "pbt" else parallel,
+                    trial_name_creator=lambda trial: trial.config[TRIAL],
+                    trial_dirname_creator=lambda trial: trial.config[TRIAL],
+                    reuse_actors=True,  # the next trial need not wait for Python and torch to start
+                ),
+                run_config=tune.RunConfig(
+                    name="state",
+                    storage_path=str(storage),
+                    failure_config=tune.FailureConfig(max_failures=MAX_LOSSES),
+                    checkpoint_config=tune.CheckpointConfig(num_to_keep=4),
+                    callbacks=[progress],
+                    stop=stopper,
+                    verbose=0,
+                ),
+            ).fit()
             return stopper.reason()
     finally:
         cluster.close()
-        shutil.rmtree(_storage(sweep), ignore_errors=True)
-        (sweep.folder / MARK).unlink(missing_ok=True)
+        shutil.rmtree(storage, ignore_errors=True)
+        marker.unlink(missing_ok=True)
 
 
-def _tuner(
-    sweep: Sweep,
-    job: Job,
-    todo: list[Trial],
-    callbacks: list[Any],
-    stopper: Ending,
-    limit: int | None,
-    threads: int,
-    gpus: float,
-) -> tune.Tuner:
-    share = {"CPU": float(threads), **({"GPU": gpus} if gpus else {})}
-    return tune.Tuner(
-        tune.with_resources(tune.with_parameters(TrialActor, job=job), share),
-        param_space=param_space(sweep, todo),
-        tune_config=tune.TuneConfig(
-            scheduler=make_scheduler(sweep, job.sweep.trials[0].seed),
-            max_concurrent_trials=limit,
-            trial_name_creator=lambda trial: trial.config[TRIAL],
-            trial_dirname_creator=lambda trial: trial.config[TRIAL],
-            reuse_actors=True,  # the next trial need not wait for Python and torch
-        ),
-        run_config=tune.RunConfig(
-            name="state",
-            storage_path=str(_storage(sweep)),
-            failure_config=tune.FailureConfig(max_failures=LOSSES),
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=4),
-            callbacks=callbacks,
-            stop=stopper,
-            verbose=0,
-        ),
-    )
-
-
-def _gpus() -> int:
+def _count_gpus() -> int:
     import torch
 
     count = torch.cuda.device_count()
@@ -200,83 +182,46 @@ def _gpus() -> int:
     return count
 
 
-def _storage(sweep: Sweep) -> Path:
-    return sweep.folder.resolve() / ".ray"
-
-
-def _desk(cluster: Cluster, sweep: Sweep, mark: str) -> Any:
-    """Where some host does not see the folder; None where all do."""
-    ray = cluster.ray
+def _start_store(cluster: RayCluster, sweep: Sweep, token: str) -> Any:
+    """A `RunStore` for hosts that do not share the search's folder; None where all share it."""
+    ray, folder = cluster.ray, str(sweep.folder.resolve())
     others = [node for node in cluster.nodes[1:] if node.cpus > 0]
-    probe = ray.remote(num_cpus=0)(sees)
-    asked = [
-        probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
-            str(sweep.folder.resolve()), mark
-        )
-        for node in others
-    ]
-    blind = [node.address for node, seen in zip(others, ray.get(asked, timeout=PROBE_SECONDS), strict=True) if not seen]
-    if not blind:
+    probe = ray.remote(num_cpus=0)(shares_folder)
+    answers = ray.get([probe.options(**_on(node.id)).remote(folder, token) for node in others], timeout=PROBE_SECONDS)
+    apart = [node.address for node, shares in zip(others, answers, strict=True) if not shares]
+    if not apart:
         return None
     if sweep.search == "pbt":
         raise UserError(
-            f"--search pbt hands checkpoints from host to host, and {', '.join(blind)} cannot see {sweep.folder}: put "
-            "--out on a folder that all hosts share"
+            f"--search pbt passes checkpoints between hosts, but {', '.join(apart)} cannot see {sweep.folder}: set "
+            "--out to a folder that all hosts share"
         )
-    here = NodeAffinitySchedulingStrategy(cluster.nodes[0].id, soft=False)
-    remote = ray.remote(num_cpus=0, max_restarts=0)(Desk)
-    return remote.options(scheduling_strategy=here).remote(str(sweep.folder.resolve()))
+    return ray.remote(num_cpus=0, max_restarts=0)(RunStore).options(**_on(cluster.nodes[0].id)).remote(folder)
 
 
-class Ending(tune.Stopper):
-    """Of the whole sweep, by a signal or by the clock."""
+def _on(node: str) -> dict[str, Any]:
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+
+
+class SweepStopper(tune.Stopper):
+    """Stops all trials after a signal or when the time is over."""
 
     def __init__(self, signals: StopSignals, until: float) -> None:
         self._signals, self._until = signals, until
-        self._late = False
+        self._is_late = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing: see the scribe."""
+        """Empty, as that of SweepProgress."""
         return {}
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        self._late = self._late or time.time() > self._until
+        self._is_late = self._is_late or time.time() > self._until
         return self.reason() is not None
 
     def reason(self) -> str | None:
-        return (
-            f"{self._signals.received} received"
-            if self._signals.received
-            else "its time is over"
-            if self._late
-            else None
-        )
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Tune's advice is to those who call it."""
-    logger = logging.getLogger("ray")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+        if self._signals.received:
+            return f"{self._signals.received} received"
+        return "its time is over" if self._is_late else None

@@ -1,32 +1,28 @@
-"""The trials of a sweep as a table, and which point is the best."""
+"""The trials of a search as tables, and the points in order of their scores."""
 
 from __future__ import annotations
 
 import csv
 import statistics
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from paceline.resolve import resolve_tree, tidy, to_tree
+from paceline.config.resolve import resolve_tree, tidy, to_tree
 from paceline.run.console import duration
 from paceline.run.directory import replacing, write_text
-from paceline.tune.plan import DONE, EARLY, Sweep
 from paceline.tune.space import Point
-
-COLUMNS = ("name", "status", "location", "iteration", "time", "steps", "return")
+from paceline.tune.sweep_plan import DONE, EARLY, Sweep, Trial
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A point, by the mean over its seeds."""
-
+class PointScore:
     point: int
     values: Point
     scores: list[float]
-    whole: bool
+    """One for each seed."""
+    complete: bool
     """All its seeds ran to their end."""
 
     @property
@@ -34,77 +30,66 @@ class Judged:
         return statistics.fmean(self.scores)
 
 
-def judge(sweep: Sweep) -> list[Judged]:
-    """The points with a score, the best first: those with all seeds done before the others."""
-    found = []
+def rank_points(sweep: Sweep) -> list[PointScore]:
+    """The points that have a score, best first. Points with all seeds done come before the others."""
+    ranked = []
     for point in dict.fromkeys(trial.point for trial in sweep.trials):
         trials = [trial for trial in sweep.trials if trial.point == point]
         scores = [trial.score for trial in trials if trial.score is not None and trial.status in (DONE, EARLY)]
         if scores:
-            found.append(Judged(point, trials[0].values, scores, all(trial.status == DONE for trial in trials)))
+            ranked.append(PointScore(point, trials[0].values, scores, all(trial.status == DONE for trial in trials)))
     sign = -1 if sweep.mode == "max" else 1
-    return sorted(found, key=lambda judged: (not judged.whole, sign * judged.mean))
-
-
-def table(sweep: Sweep) -> str:
-    """Of all trials, then of the points if they have several seeds."""
-    other = sweep.metric != "return_mean"
-    head = [*COLUMNS, *([sweep.metric] if other else []), *sweep.space, "error"]
-    rows = [
-        [
-            trial.name,
-            trial.status,
-            trial.location,
-            str(trial.iteration),
-            duration(trial.seconds),
-            f"{trial.steps:,}",
-            number(trial.return_mean),
-            *([number(trial.score)] if other else []),
-            *(shown(trial.values.get(key)) for key in sweep.space),
-            trial.error if len(trial.error) <= 60 else f"{trial.error[:59]}…",
-        ]
-        for trial in sweep.trials
-    ]
-    text = _aligned(head, rows)
-    if len(sweep.trials) > len({trial.point for trial in sweep.trials}):
-        points = [
-            [str(j.point), number(j.mean), str(len(j.scores)), *(shown(j.values.get(key)) for key in sweep.space)]
-            for j in judge(sweep)
-        ]
-        text += "\n\n" + _aligned(["point", f"mean {sweep.metric}", "seeds", *sweep.space], points)
-    return text
+    return sorted(ranked, key=lambda point: (not point.complete, sign * point.mean))
 
 
 def write_tables(sweep: Sweep) -> None:
     """`trials.csv` and `trials.txt`."""
+    rows = [_row(sweep, trial) for trial in sweep.trials]
     with replacing(sweep.folder / "trials.csv", sync=False) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*COLUMNS, "score", *sweep.space, "error"])
-        for t in sweep.trials:
-            facts = [t.name, t.status, t.location, t.iteration, round(t.seconds, 3), t.steps, t.return_mean, t.score]
-            writer.writerow([*facts, *(shown(t.values.get(key)) for key in sweep.space), t.error])
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     write_text(sweep.folder / "trials.txt", table(sweep) + "\n", sync=False)
 
 
-def write_best(sweep: Sweep, best: Judged) -> None:
-    """What `paceline train --config` takes as it is."""
+def table(sweep: Sweep) -> str:
+    """All trials, then the points if they have several seeds."""
+    unused = {"score"} if sweep.metric == "return_mean" else set()
+    if not any(trial.error for trial in sweep.trials):
+        unused.add("error")
+    columns = [key for key in _row(sweep, sweep.trials[0]) if key not in unused]
+    lines = [[sweep.metric if key == "score" else key for key in columns]]
+    for trial in sweep.trials:
+        row = _row(sweep, trial) | {
+            "time": duration(trial.seconds),
+            "steps": f"{trial.steps:,}",
+            "return": number(trial.return_mean),
+            "score": number(trial.score),
+            "error": trial.error if len(trial.error) <= 60 else f"{trial.error[:59]}…",
+        }
+        lines.append([str(row[key]) for key in columns])
+    text = _align(lines)
+    if len(sweep.trials) > len({trial.point for trial in sweep.trials}):
+        points = [
+            [str(p.point), number(p.mean), str(len(p.scores)), *(shown(p.values.get(key)) for key in sweep.space)]
+            for p in rank_points(sweep)
+        ]
+        text += "\n\n" + _align([["point", f"mean {sweep.metric}", "seeds", *sweep.space], *points])
+    return text
+
+
+def write_best(sweep: Sweep, best: PointScore) -> None:
+    """`best.yaml`, for `paceline train --config`."""
     trial = next(trial for trial in sweep.trials if trial.point == best.point)
     given = tidy(sweep.tree(trial))
     config, _ = resolve_tree(given, preset=sweep.preset)
-    tree = _settled(given, to_tree(config))
+    tree = _resolved(given, to_tree(config))
     if sweep.preset is not None:
         tree["preset"] = sweep.preset
-    about = f"# {sweep.metric} {number(best.mean)}, {len(best.scores)} seed(s): {describe(best.values)}\n"
+    comment = f"# {sweep.metric} {number(best.mean)}, {len(best.scores)} seed(s): {describe(best.values)}\n"
     if sweep.search == "pbt":
-        about += "# Of a population: these are the last of several settings that this member has had.\n"
-    write_text(sweep.folder / "best.yaml", about + yaml.safe_dump(tree, sort_keys=False))
-
-
-def _settled(given: Any, config: Any) -> Any:
-    """What was given, with the values that it came to: a number where the command line has a text."""
-    if isinstance(given, dict) and isinstance(config, dict):
-        return {key: _settled(value, config[key]) for key, value in given.items() if key in config}
-    return config
+        comment += "# From a population: this member had other settings before these, its last.\n"
+    write_text(sweep.folder / "best.yaml", comment + yaml.safe_dump(tree, sort_keys=False))
 
 
 def describe(values: Point) -> str:
@@ -119,8 +104,30 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, *rows]
-    keep = [i for i in range(len(head)) if head[i] != "error" or any(line[i] for line in lines[1:])]
-    widths = {i: max(len(line[i]) for line in lines) for i in keep}
-    return "\n".join("  ".join(line[i].ljust(widths[i]) for i in keep).rstrip() for line in lines)
+def _row(sweep: Sweep, trial: Trial) -> dict[str, Any]:
+    return {
+        "name": trial.name,
+        "status": trial.status,
+        "location": trial.location,
+        "iteration": trial.iteration,
+        "time": round(trial.seconds, 3),
+        "steps": trial.steps,
+        "return": trial.return_mean,
+        "score": trial.score,
+        **{key: shown(trial.values.get(key)) for key in sweep.space},
+        "error": trial.error,
+    }
+
+
+def _resolved(given: Any, config: Any) -> Any:
+    """The settings that were given, with their final values: a number where the command line has a text."""
+    if isinstance(given, dict) and isinstance(config, dict):
+        return {key: _resolved(value, config[key]) for key, value in given.items() if key in config}
+    return config
+
+
+def _align(lines: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

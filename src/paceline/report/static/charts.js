@@ -8,14 +8,14 @@ const Charts = (() => {
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const colour = (slot) => css(`--c${slot % 7}`);
   const dash = (slot) => DASHES[Math.floor(slot / 7) % DASHES.length];
-  // A piece of the line that stands for a slot, in a table or a legend.
+  // A sample of the line that a slot is drawn with, for tables and legends.
   const sample = (slot, style = { dash: "dashed", dot: "dotted" }[dash(slot)] || "solid") => {
     const found = document.createElement("span");
     found.className = "swatch";
     found.style.borderTop = `3px ${style} var(${slot === null ? "--soft" : `--c${slot % 7}`})`;
     return found;
   };
-  // Text of runs may hold anything, and plotly understands a little HTML.
+  // Escape text of runs: plotly interprets some HTML.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
   const faint = (hex, opacity) => {
@@ -39,7 +39,7 @@ const Charts = (() => {
 
   const narrow = () => window.innerWidth < 640;
 
-  // A line so far off that the curves would be pressed together is said and not drawn.
+  // A threshold far away would flatten the curves, so a note replaces the line.
   const threshold = (chart, traces) => {
     const at = chart.threshold, text = `${chart.threshold_label || "solved"} at ${at}`;
     let low = Infinity, high = -Infinity;
@@ -47,16 +47,16 @@ const Charts = (() => {
     const room = 1.5 * Math.max(high - low, 0.25 * Math.abs(high));
     if (at <= high + room && at >= low - room) return dashed(at, text);
     const note = { xref: "paper", yref: "paper", x: 0.01, y: 1, xanchor: "left", yanchor: "top", showarrow: false, font: { size: 11, color: css("--soft") } };
-    return { annotations: [{ ...note, text: `${text}, ${at > high ? "far above" : "far below"} this` }] };
+    return { annotations: [{ ...note, text: `${text}, ${at > high ? "far above" : "far below"} the curves` }] };
   };
 
-  // At the left, where curves have yet to rise.
+  // Label at the left, where curves are still low.
   const dashed = (at, text) => ({
     shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: at, y1: at, line: { color: css("--soft"), width: 1, dash: "dash" }, layer: "below" }],
     annotations: [{ xref: "paper", x: 0.01, y: at, xanchor: "left", yanchor: "bottom", text, showarrow: false, font: { size: 11, color: css("--soft") } }],
   });
 
-  // Names of bars: on a phone in lines of a few letters, so that the bars keep their room.
+  // Names of bars; on a phone they wrap, so that the bars keep their width.
   const names = (rows) => rows.map((text) => {
     if (!narrow()) return plain(text);
     const lines = [""];
@@ -156,7 +156,7 @@ const Charts = (() => {
 
   const kinds = { curves, points, split, bars, timeline };
 
-  // Names stand below the plot as part of the page: they wrap, and never take its room. A click hides or shows one.
+  // The legend is part of the page below the plot, so it wraps without shrinking the plot. A click hides or shows a line.
   const legends = (element, entries, hidden) => {
     let list = element.nextElementSibling;
     if (!list || !list.matches(".legend")) {
@@ -193,14 +193,14 @@ const Charts = (() => {
     if (options.uirevision) look.uirevision = options.uirevision;
     if (options.width) look.width = options.width;
     else look.autosize = true;
-    // Its buttons are at hand on a large screen; on a phone they would cover the curves.
+    // Buttons only on a large screen: on a phone they would cover the curves.
     return Plotly.react(element, traces, look, { responsive: true, displaylogo: false, displayModeBar: narrow() ? false : "hover",
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"], toImageButtonOptions: { format: "svg", filename: "paceline" } });
   };
 
   const again = (change = {}) => { for (const [element, [chart, options]] of drawn) draw(element, chart, { ...options, ...change }); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => again());
-  // On paper it is always light, and as wide as the sheet.
+  // Print in light colours and at the width of the paper.
   addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; again({ width: 660 }); });
   addEventListener("afterprint", () => { delete document.documentElement.dataset.theme; again({ width: undefined }); });
 

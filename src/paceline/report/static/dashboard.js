@@ -65,7 +65,7 @@ const listen = () => {
   if (focus) query.set("focus", focus);
   source = new EventSource(`/events?${query}`);
   source.onopen = () => { $("link").textContent = "live"; $("link").classList.remove("lost"); };
-  source.onerror = () => { $("link").textContent = "no connection; trying again"; $("link").classList.add("lost"); };
+  source.onerror = () => { $("link").textContent = "no connection; retrying"; $("link").classList.add("lost"); };
   source.onmessage = (message) => take(JSON.parse(message.data));
 };
 
@@ -80,7 +80,7 @@ const take = (news) => {
   unread = news.unread;
   if (news.focus && news.focus.name === focus) details = news.focus;
   dirty = true;
-  // Until the reader has chosen: what is at work, also when it begins later.
+  // Until the reader has chosen runs, show the running ones, including those that start later.
   const working = [...runs.values()].filter((run) => run.state === "running").map((run) => run.name).sort().join();
   if (!unread && runs.size && (chosen === null || (chosen !== true && working && working !== chosen))) {
     chosen = working;
@@ -118,7 +118,7 @@ const listed = () => {
 
 const table = () => {
   if ($("runs").contains(document.activeElement) && document.activeElement.matches(":focus-visible")) {
-    // A keyboard user keeps the place.
+    // Keep the keyboard focus.
     const at = document.activeElement.ariaLabel;
     $("runs").replaceChildren(...listed().map(row));
     const again = [...$("runs").querySelectorAll("input, button")].find((element) => element.ariaLabel === at);
@@ -128,10 +128,10 @@ const table = () => {
   const counts = {};
   for (const run of runs.values()) counts[run.state] = (counts[run.state] || 0) + 1;
   const said = Object.entries(counts).map(([state, count]) => `${count} ${state}`);
-  $("counts").textContent = [...said, ...(unread ? [`${unread} still to be read`] : [])].join(" · ");
+  $("counts").textContent = [...said, ...(unread ? [`${unread} not read yet`] : [])].join(" · ");
 };
 
-// The speed of single iterations jumps: each value is the mean of nine, fewer at the ends.
+// The speed of single iterations is noisy: show the mean of nine, fewer at the ends.
 const smooth = (values) => values.map((_, i) => {
   const near = values.slice(Math.max(0, i - 4), i + 5);
   return near.reduce((sum, value) => sum + value, 0) / near.length;
@@ -174,6 +174,7 @@ const facts = () => {
     "workers lost": about.workers_lost ?? 0, memory: mib(about.memory_bytes ?? about.peak_memory_bytes),
     CPU: about.cpu_percent != null ? `${Math.round(about.cpu_percent)} %` : "–", resumed: about.resumed ?? 0, host: about.host || "–",
   };
+  if (about.agent_steps != null) Object.assign(pairs, { "agent steps": short(about.agent_steps), "return per agent": short(about.return_per_agent_mean ?? null) });
   $("facts").replaceChildren(...Object.entries(pairs).map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
   const hosts = about.hosts || [];
   $("hosts").replaceChildren();
@@ -192,7 +193,7 @@ const facts = () => {
     $("logs").value = log.name;
   }
   $("log-choice").hidden = !names.length;
-  if (!names.length) $("log").textContent = "no logs: one process writes none";
+  if (!names.length) $("log").textContent = "no logs: a single process writes none";
 };
 
 const readLog = async () => {
@@ -204,7 +205,7 @@ const readLog = async () => {
   if (!answer || !answer.ok || of !== focus || held !== log) return;
   const { text, next } = await answer.json();
   const box = $("log"), atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 8;
-  if (held.next === null) box.textContent = text || "(empty so far)";
+  if (held.next === null) box.textContent = text || "(still empty)";
   else if (text) box.textContent = (box.textContent + text).slice(-200000);
   held.next = next;
   if (atEnd || !text) box.scrollTop = box.scrollHeight;
@@ -214,7 +215,7 @@ const paint = () => {
   if (!dirty || document.hidden) return;
   dirty = false;
   table();
-  if (!window.Plotly) return drawLater(); // megabytes: the table is read meanwhile
+  if (!window.Plotly) return drawLater(); // still loading: the table is already usable
   plots();
   facts();
 };

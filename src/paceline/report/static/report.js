@@ -1,4 +1,4 @@
-// Unpacks plotly, draws what is near the screen, and the rest when it comes near.
+// Unpack plotly, draw the charts on the screen first, and the others afterwards.
 "use strict";
 
 const nonce = document.currentScript.nonce;
@@ -38,7 +38,7 @@ const start = async () => {
     }
   }, { rootMargin: "100px" });
   waiting.forEach((id) => seen.observe(document.getElementById(id)));
-  // Those far below follow when there is time, so that a printed page has them all.
+  // Draw the remaining charts one by one, so that a printed page has them all.
   const rest = () => {
     const [id] = waiting;
     if (id === undefined) return document.documentElement.classList.add("drawn");
@@ -63,7 +63,7 @@ for (const button of document.querySelectorAll("[data-copy]")) {
       await navigator.clipboard.writeText(code.textContent);
       button.textContent = "Copied";
     } catch {
-      getSelection().selectAllChildren(code); // a page opened as a file may not write to the clipboard
+      getSelection().selectAllChildren(code); // a page opened as a file may not use the clipboard
     }
   });
 }

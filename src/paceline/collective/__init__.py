@@ -1,0 +1,1 @@
+"""Operations that several processes carry out together: means, broadcasts, gathers."""

@@ -1,0 +1,1 @@
+"""Workers on Ray, on one machine or on a cluster."""

@@ -1,0 +1,1 @@
+"""Ray RLlib's algorithms under paceline's loop."""

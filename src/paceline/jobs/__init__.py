@@ -1,0 +1,1 @@
+"""Submitting jobs, and finding out what became of them."""
