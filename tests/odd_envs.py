@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -127,24 +131,6 @@ class NanAtTheEnd(Fixed):
         return observation * (np.nan if terminated else 1.0), reward, terminated, truncated, info
 
 
-class SlowImages(Fixed):
-    """Shows a picture of its own after as long as said."""
-
-    def __init__(self, cost_seconds: float = 0.0) -> None:
-        super().__init__(length=5)
-        self.cost_seconds = cost_seconds
-        self.observation_space = spaces.Box(0, 255, (3, 16, 16), np.uint8)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros((3, 16, 16), np.uint8), {}
-
-    def step(self, action: Any) -> Step:
-        time.sleep(self.cost_seconds)
-        _, *rest = super().step(action)
-        return np.full((3, 16, 16), self.steps, np.uint8), *rest
-
-
 class Shown(gymnasium.Env[Any, Any]):
     """Shows anything at all: samples of a space. Spaces are given as JSON."""
 
@@ -163,3 +149,59 @@ class Shown(gymnasium.Env[Any, Any]):
         assert self.action_space.contains(action), action
         self._steps += 1
         return self.observation_space.sample(), 1.0, self._steps == 5, False, {}
+
+
+class Breaks(gymnasium.Env[Any, Any]):
+    """Works for `after` steps of every episode. With `how=truncate` it ends there; else the next step raises, exits the
+    process or hangs. It sees (mark of the episode, step, noise), and rewards are random."""
+
+    def __init__(self, after: int = 12, how: str = "raise", pid_file: str = "") -> None:
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.after, self.how = after, how
+        if pid_file:  # a simulator that is a program of its own
+            self.program = subprocess.Popen(["sleep", "600"])
+            with Path(pid_file).open("a") as file:
+                file.write(f"{self.program.pid}\n")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps, self.mark = 0, self.np_random.uniform(1, 1000)
+        return self._observe(), {}
+
+    def _observe(self) -> Any:
+        return np.array([self.mark, self.steps, self.np_random.normal()], np.float32)
+
+    def step(self, action: Any) -> Step:
+        self.steps += 1
+        if self.steps > self.after and self.how != "truncate":
+            break_down(self.how)
+        reward = float(self.np_random.normal())
+        return self._observe(), reward, False, self.how == "truncate" and self.steps >= self.after, {}
+
+
+class Flaky(Fixed):
+    """Fails in a share of its steps, at random, without regard to seeds."""
+
+    def __init__(self, rate: float, how: str = "raise", length: int = 50, cost_seconds: float = 0.0) -> None:
+        super().__init__(length)
+        self.rate, self.how, self.cost_seconds = rate, how, cost_seconds
+        self.dice = np.random.default_rng()
+
+    def step(self, action: Any) -> Step:
+        time.sleep(self.cost_seconds)
+        if self.dice.random() < self.rate:
+            break_down(self.how)
+        return super().step(action)
+
+
+def break_down(how: str) -> None:
+    if how == "hang":
+        time.sleep(3600)
+    if how == "exit":
+        os._exit(7)
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "sys.exit":
+        sys.exit(0)
+    raise RuntimeError("the simulator exploded")

@@ -12,12 +12,15 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 
 import paceline
 from paceline.config import RunConfig
-from paceline.engine.loop import Loop
+from paceline.config.resolve import resolve_tree
 from paceline.run import checkpoint
+from paceline.run.directory import RunDirectory
+from paceline.training.loop import Loop
 
 QUICK = {"env": {"id": "CartPole-v1", "envs_per_worker": 8}, "ppo": {"rollout_steps": 32, "minibatch_size": 64}}
 Content = Callable[..., dict[str, Any]]
@@ -48,6 +51,22 @@ def test_five_lines(tmp_path: Path) -> None:
     assert float(done.stdout.splitlines()[-1]) > 60  # a random one gets about 20
 
 
+@pytest.mark.parametrize("vector", ["sync", "async"])
+def test_an_infinite_argument_reaches_the_environment(vector: str, here: Path) -> None:
+    (here / "own.py").write_text(
+        "import math, gymnasium\n"
+        "class Own(gymnasium.Env):\n"
+        "    observation_space, action_space = gymnasium.spaces.Box(0, 1, (1,)), gymnasium.spaces.Discrete(2)\n"
+        "    def __init__(self, most): assert most == math.inf, most\n"
+        "    def reset(self, *, seed=None, options=None): return [0.0], {}\n"
+        "    def step(self, action): return [0.5], 1.0, True, False, {}\n"
+    )
+    env = {"id": "own.py:Own", "kwargs": {"most": float("inf")}, "envs_per_worker": 2, "vector": vector}
+    run = train(name="x", env=env, ppo={"rollout_steps": 8})
+    again = paceline.train({"stop": {"iterations": 3}}, resume=run)
+    assert paceline.load(again).make_env().step(0)[1] == 1.0
+
+
 def test_a_run_is_a_path(here: Path) -> None:
     run = train(name="x")
     assert Path(run) == Path("runs/x") == run.path and os.fspath(run) == "runs/x"
@@ -74,6 +93,24 @@ def test_what_was_given_is_not_changed(here: Path) -> None:
     paceline.train(tree)
     paceline.train(tree)
     assert json.dumps(tree) == before
+
+
+def test_settings_are_validated_once(here: Path, cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `resolve_tree` for a new run; for a resumed one as they were saved and as they were changed."""
+    seen, validate = [], RunConfig.model_validate
+    counting = classmethod(lambda cls, tree: seen.append(tree) or validate(tree))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(RunConfig, "model_validate", counting)
+    tree = {**QUICK, "stop": {"iterations": 1}, "name": "x"}
+    resolve_tree(tree, preset="none")
+    once = len(seen)
+    Path("a.yaml").write_text(json.dumps(tree))
+    for start in (lambda: cli("train", "--config", "a.yaml", "--preset", "none"), lambda: train(name="y")):
+        seen.clear()
+        start()
+        assert len(seen) == once
+    seen.clear()
+    paceline.train({"stop": {"iterations": 3}}, resume="runs/x")
+    assert len(seen) == 2
 
 
 def test_errors_are_exceptions(here: Path) -> None:
@@ -304,6 +341,39 @@ def test_a_wrapper_takes_the_place_of_the_own_vector_env(here: Path, capsys: pyt
     assert "in this process (its own vector env takes no wrappers)" in out and "observation (5,)" in out
 
 
+CLASSES = """
+    if __name__ == "__main__":
+        import paceline
+
+        env = {"id": Grid, "wrappers": [Twice], "envs_per_worker": 2}
+        paceline.train({"env": env, "model": {"class": Net}, "stop": {"iterations": 1}, "name": "all"}, preset="none")
+        paceline.train({"env": Grid, "stop": {"iterations": 1}, "name": "env"}, preset="none")
+        try:
+            paceline.train({"env": Grid()})
+        except paceline.UserError as error:
+            print(error)
+"""
+
+
+def test_classes_as_settings(here: Path, cli: Callable[..., Any]) -> None:
+    """A script gives its own classes; other processes find them in its file."""
+    Path("mine.py").write_text(textwrap.dedent(MINE) + textwrap.dedent(CLASSES))
+    done = subprocess.run([sys.executable, "mine.py"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "env=<Grid instance>: expected a section of settings such as env.id" in done.stdout
+    tree = RunDirectory(Path("runs/all")).read_config()
+    assert tree["env"]["id"] == f"{here}/mine.py:Grid" and tree["env"]["wrappers"] == [f"{here}/mine.py:Twice"]
+    assert tree["model"]["class"] == f"{here}/mine.py:Net"
+    for name in ("all", "env"):
+        assert cli("evaluate", f"runs/{name}", "--episodes", 1).code == 0
+
+
+@pytest.mark.parametrize("given", [lambda: None, type("Grid", (), {"__qualname__": "test.<locals>.Grid"})])
+def test_a_class_that_others_cannot_load(given: Any) -> None:
+    with pytest.raises(paceline.UserError, match=r"env.id=.*: define it at the top of a file or module"):
+        paceline.train({"env": given})
+
+
 def test_frame_stack(here: Path) -> None:
     run = train(env={"id": "CartPole-v1", "frame_stack": 3, "envs_per_worker": 8})
     assert paceline.load(run).policy.observation.shape == (12,)
@@ -332,8 +402,7 @@ def test_processes(env: dict[str, Any], here: Path, content: Content) -> None:
     several = train(env={**env, "vector": "async", "processes": 2}, ppo={"rollout_steps": 32, "minibatch_size": 60})
     assert policy(content(sync.path)) == policy(content(several.path))
     assert sync.summary["return_mean"] == several.summary["return_mean"]
-    alive = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True).stdout
-    assert "multiprocessing.spawn" not in alive
+    assert not [child for child in psutil.Process().children() if "multiprocessing.spawn" in " ".join(child.cmdline())]
 
 
 def test_a_registered_module(here: Path) -> None:

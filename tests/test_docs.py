@@ -11,68 +11,57 @@ import os
 import re
 import runpy
 import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from code_blocks import Block, apply_diff, blocks
 
 import paceline
-from paceline import api
-from paceline.cli import TRAIN_FLAGS, make_parser
-from paceline.env import check
-from paceline.resolve import keys, merge, read_file
+from paceline import api, evaluate
+from paceline.commands.main import make_parser
+from paceline.config.resolve import keys, merge, read_file
+from paceline.envs import check
 from paceline.run.directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks/README.md"]
-EXTENDING = ROOT / "docs/extending.md"
-BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>[a-z ]+): (?P<note>[^\n]*) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S
-)
+EXAMPLE_ALGORITHMS = sorted((ROOT / "examples/algorithms").glob("*.py"))
 OF_OTHER_PROGRAMS = {"--logdir", "--port", "--head", "--signal", "--requeue", "--project"}
 OF_OTHER_PROGRAMS |= {"--rm", "--init", "--user", "--network", "--ipc"}  # docker
+OF_OTHER_PROGRAMS |= {"--no-kill", "--batch"}  # sbatch, scancel
+OF_OTHER_PROGRAMS |= {"--bind-to", "--map-by", "--cc", "--cpu-bind"}  # mpirun, aprun, mpiexec
 OF_OTHER_PROGRAMS |= {"--index-url", "--no-index", "--find-links"}  # pip
-MARKS = {"", "not run", "file", "given", "example", "source"}
+MARKS = {"", "not run", "file", "given", "example", "source", "needs"}
 SECONDS = 60.0
 
 Cli = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Block:
-    mark: str
-    note: str
-    language: str
-    text: str
-    where: str
-
-
-def blocks(page: Path) -> Iterator[Block]:
-    content = page.read_text(encoding="utf-8")
-    for match in BLOCK.finditer(content):
-        line = content[: match.start("text")].count("\n") + 1
-        yield Block(match["mark"] or "", match["note"] or "", match["language"], match["text"], f"{page.name}:{line}")
-
-
 @pytest.fixture
 def checkout(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder with what a reader has in theirs, where one iteration is enough."""
+    """An empty folder with what a reader has in theirs, where one iteration and ten episodes are enough."""
     for name in ("examples", "configs", "docs"):
         (here / name).symlink_to(ROOT / name)
     train = api.train
 
-    def small(config: Any, *, resume: Any = None, **options: Any) -> api.Run:
+    def small(config: Any, *, resume: Any = None, resolved: Any = None, **options: Any) -> api.Run:
+        """Ignores `resolved`, the settings with the budget that is shown."""
         tree = read_file(config) if isinstance(config, str | Path) else config
         budget = {"stop": {"iterations": 1 if resume is None else 2}}
-        return train(merge(tree, budget), resume=resume, **options)
+        short = {"ppo": {"rollout_steps": 16}} if resume is None and tree.get("algo", "ppo") == "ppo" else {}
+        return train(merge(merge(short, tree), budget), resume=resume, **options)
 
+    def short(target: Any, *, episodes: int = 100, **options: Any) -> Any:
+        return play(target, episodes=min(episodes, 10), **options)
+
+    play = evaluate.evaluate
     monkeypatch.setattr(api, "train", small)
+    monkeypatch.setattr(evaluate, "evaluate", short)
     monkeypatch.setattr(check, "SPEED_SECONDS", 0.05)
     tools = here / "tools"
     tools.mkdir()
@@ -91,7 +80,13 @@ def test_blocks_are_marked_with_words_that_mean_something() -> None:
     assert not silent
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.needs(b.note) for b in blocks(page) if b.mark == "needs"])
+        for page in PAGES
+    ],
+)
 def test_a_page_works_as_shown(page: Path, checkout: Path, cli: Cli) -> None:
     namespace: dict[str, Any] = {}
     for block in blocks(page):
@@ -148,7 +143,7 @@ def commands_in(path: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "path",
-    [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "examples").glob("*.py"))],
+    [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "examples").glob("*.py")), *EXAMPLE_ALGORITHMS],
     ids=lambda path: path.name,
 )
 def test_an_example_runs_by_the_command_in_it(
@@ -172,42 +167,28 @@ def test_the_readme_has_the_code_of_the_docstring() -> None:
     assert any([line for line in lines if line] == code for lines in shown)
 
 
-def test_an_algorithm_is_added_as_shown(here: Path) -> None:
-    """In a copy of the package."""
-    shutil.copytree(ROOT / "src", here / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    tests = []
-    for block in blocks(EXTENDING):
-        if block.mark == "source" and block.language == "diff":
-            for part in re.split(r"^--- ", block.text, flags=re.M)[1:]:
-                name, _, changes = part.partition("\n")
-                apply(here / name, changes)
-        elif block.mark == "source":
-            target = here / block.note
-            assert not (ROOT / block.note).exists(), f"{block.note}: the example is of something new"
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(block.text)
-            tests += [target] if target.name.startswith("test_") else []
-    assert tests
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, tests)],
-        env={**os.environ, "PYTHONPATH": str(here / "src")},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_page_on_extending_has_all_of_an_example() -> None:
+    shown = [block.text for block in blocks(ROOT / "docs/extending.md") if block.language == "python"]
+    assert (ROOT / "examples/algorithms/reinforce.py").read_text() in shown
 
 
-def apply(path: Path, changes: str) -> None:
-    """A diff without line numbers: the lines of each hunk, without those added, stand together in the file, once."""
-    text = path.read_text()
-    for hunk in re.split(r"^@@\n", changes, flags=re.M):
-        lines = hunk.splitlines(keepends=True)
-        old = "".join(line[1:] for line in lines if line[0] != "+")
-        new = "".join(line[1:] for line in lines if line[0] != "-")
-        assert text.count(old) == 1, f"{path.name} has not once:\n{old}"
-        text = text.replace(old, new)
-    path.write_text(text)
+def test_names_that_the_concepts_list_are_in_the_code() -> None:
+    text = (ROOT / "docs/concepts.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `(\S+\.py)` \|", text, re.M)
+    assert len(rows) > 10
+    for name, path in rows:
+        code = (ROOT / "src/paceline" / path).read_text()
+        assert re.search(rf"^ *(class|def) {name}\b", code, re.M), f"{path} has no {name}"
+
+
+def test_a_diff_without_line_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "list.py"
+    path.write_text("a = 1\nb = 2\nc = 3\n")
+    apply_diff(path, " a = 1\n+new = 0\n@@\n-c = 3\n+c = 4\n", "page.md:1")
+    assert path.read_text() == "a = 1\nnew = 0\nb = 2\nc = 4\n"
+    for stale in ("-c = 3\n", "-\n"):  # not there, or more than once
+        with pytest.raises(ValueError, match=r"page.md:1: list.py has these lines \d times, not once"):
+            apply_diff(path, stale, "page.md:1")
 
 
 def test_generated_tables_are_fresh() -> None:
@@ -257,7 +238,7 @@ def all_flags() -> set[str]:
                 known |= flags_of(verb)
         return known
 
-    return set(TRAIN_FLAGS) | flags_of(make_parser())
+    return flags_of(make_parser())
 
 
 def test_make_targets_that_are_named_exist() -> None:
@@ -286,4 +267,6 @@ def names_in(run: RunDirectory) -> set[str]:
 
 def undescribed(run: RunDirectory) -> list[str]:
     text = (ROOT / "docs/files.md").read_text(encoding="utf-8")
-    return sorted(name for name in names_in(run) if f"`{name}`" not in text)
+    assert "`policy/NAME/METRIC`" in text
+    names = {name.split("/")[2] if name.startswith("policy/") else name for name in names_in(run)}
+    return sorted(name for name in names if f"`{name}`" not in text)

@@ -12,7 +12,8 @@ import imageio.v3 as imageio
 import pytest
 
 import paceline
-from paceline.evaluate import evaluate
+from paceline.envs import catalog
+from paceline.evaluate import evaluate, use_offscreen_mujoco
 from paceline.run import checkpoint
 from paceline.run.directory import RunDirectory
 
@@ -128,7 +129,7 @@ def test_a_video(suffix: str, run: Path, cli: Callable[..., Any], monkeypatch: p
     before = rows(run)
     result = cli("evaluate", run, "--video", f"out.{suffix}")
     assert result.code == 0 and result.err == "", result
-    assert f"filmed in out.{suffix}" in result.out
+    assert f"video in out.{suffix}" in result.out
     frames = imageio.imread(f"out.{suffix}", plugin="FFMPEG" if suffix == "mp4" else "pillow")
     total = float(result.out.split()[1].rstrip(","))
     assert 10 < len(frames) <= total + 1
@@ -150,6 +151,43 @@ def test_an_env_that_cannot_be_filmed(here: Path, cli: Callable[..., Any]) -> No
     paceline.train({"env": "paceline/KnownReturn-v0", "stop": {"iterations": 1}, "name": "y"})
     result = cli("evaluate", "runs/y", "--video", "out.mp4")
     assert result.code == 2 and len(result.err.splitlines()) == 1 and not Path("out.mp4").exists()
+
+
+@pytest.mark.parametrize(
+    ("installed", "variables", "expected"),
+    [
+        ({"EGL", "OSMesa"}, {}, "egl"),
+        ({"OSMesa"}, {}, "osmesa"),
+        (set(), {}, None),
+        ({"EGL"}, {"DISPLAY": ":0"}, None),
+        ({"EGL"}, {"MUJOCO_GL": "glfw"}, "glfw"),
+    ],
+)
+def test_mujoco_renders_off_screen_where_there_is_none(
+    installed: set[str], variables: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("paceline.evaluate.find_library", lambda name: name if name in installed else None)
+    use_offscreen_mujoco()
+    assert os.environ.get("MUJOCO_GL") == expected
+
+
+def test_a_video_of_mujoco_that_fails_says_what_it_needs(
+    here: Path, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)  # a video recorded in this process has set it
+    if not catalog.is_installed("mujoco"):
+        pytest.skip("no mujoco")
+    paceline.train({"env": "InvertedPendulum-v5", "stop": {"iterations": 1}, "name": "m"}, preset="none")
+    hidden = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    result = command("evaluate", "runs/m", "--video", "out.gif", env=hidden | {"MUJOCO_GL": "glfw"})
+    assert result.code == 2 and "Traceback" not in result.err and not Path("out.gif").exists()
+    last = result.err.splitlines()[-1]
+    assert last.startswith("paceline: --video") and "MUJOCO_GL=egl" in last and "MUJOCO_GL=osmesa" in last
 
 
 def test_rows_are_strict_json(run: Path) -> None:

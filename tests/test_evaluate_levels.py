@@ -10,7 +10,7 @@ import pytest
 
 import paceline
 from paceline.config import UserError
-from paceline.env.procgen import SCORE_RANGES
+from paceline.envs.procgen import SCORE_RANGES
 from paceline.evaluate import evaluate
 from paceline.run.directory import RunDirectory
 from paceline.run.metrics import EVAL_METRICS
@@ -35,6 +35,7 @@ def run(trained: Path, here: Path) -> Path:
     return Path("x")
 
 
+@pytest.mark.needs("procgen")
 def test_both_level_sets_by_default(run: Path, cli: Callable[..., Any]) -> None:
     result = cli("evaluate", run, "--episodes", EPISODES, "--stochastic")
     assert result.code == 0 and result.err == ""
@@ -53,6 +54,7 @@ def test_both_level_sets_by_default(run: Path, cli: Callable[..., Any]) -> None:
         assert [line["levels"] for line in csv.DictReader(file)] == ["train"] * EPISODES + ["test"] * EPISODES
 
 
+@pytest.mark.needs("procgen")
 @pytest.mark.parametrize("levels", ["train", "test"])
 def test_one_of_them(levels: str, run: Path) -> None:
     [row] = evaluate(run, episodes=EPISODES, levels=levels, stochastic=True)
@@ -63,15 +65,17 @@ def test_one_of_them(levels: str, run: Path) -> None:
     assert len(lengths) == 2, "two sets of levels, other episodes"
 
 
+@pytest.mark.needs("procgen")
 def test_random_actions_have_both_too(run: Path) -> None:
     assert [row["levels"] for row in evaluate(run, episodes=2, random=True, levels="both")] == ["train", "test"]
 
 
+@pytest.mark.needs("procgen")
 def test_a_film_of_either(run: Path, cli: Callable[..., Any]) -> None:
     result = cli("evaluate", run, "--video", "a.mp4", "--levels", "test", "--stochastic")
     assert result.code == 0 and Path("a.mp4").stat().st_size > 1000
     result = cli("evaluate", run, "--video", "b.mp4", "--levels", "both")
-    assert result.code == 2 and "train or of test" in result.err and not Path("b.mp4").exists()
+    assert result.code == 2 and "either train or test levels" in result.err and not Path("b.mp4").exists()
     result = cli("evaluate", run, "--render")
     assert result.code == 2 and "--video" in result.err
 
@@ -84,6 +88,7 @@ def test_levels_are_of_procgen(here: Path, cli: Callable[..., Any]) -> None:
     assert "levels" not in evaluate(run, episodes=2)[0]
 
 
+@pytest.mark.needs("procgen")
 def test_exploration_mode_has_one_level(here: Path) -> None:
     run = train(here, kwargs={"distribution_mode": "exploration"})
     [row] = evaluate(run, episodes=1, stochastic=True)

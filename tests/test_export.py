@@ -107,7 +107,7 @@ def test_a_file_that_acts_differently_is_not_left_behind(
     cartpole: Path, here: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     Path("policy.onnx").write_text("an older one")
-    finish = exporting._finish
+    finish = exporting._add_metadata
 
     def spoiled(onnx_: Any, content: bytes, *rest: Any) -> bytes:
         model = onnx.load_model_from_string(finish(onnx_, content, *rest))
@@ -115,7 +115,7 @@ def test_a_file_that_acts_differently_is_not_left_behind(
         weights.raw_data = (np.frombuffer(weights.raw_data, np.float32) * 1.5).tobytes()
         return model.SerializeToString()
 
-    monkeypatch.setattr(exporting, "_finish", spoiled)
+    monkeypatch.setattr(exporting, "_add_metadata", spoiled)
     result = cli("export", cartpole, "-o", "policy.onnx")
     assert result.code == 1 and "gives another" in result.err and len(result.err.splitlines()) == 1
     assert [path.name for path in here.iterdir()] == ["policy.onnx"]

@@ -34,8 +34,8 @@ def tree(root: Path, cgroup: str, files: dict[str, str]) -> Path:
 
 
 def test_nothing_but_affinity_limits_an_empty_tree(tmp_path: Path) -> None:
-    facts = machine.core_facts(tmp_path)
-    assert (facts.reported, facts.affinity, facts.quota, facts.slurm, facts.ours) == (32, 16, None, None, 16)
+    facts = machine.core_counts(tmp_path)
+    assert (facts.reported, facts.affinity, facts.quota, facts.scheduler, facts.usable) == (32, 16, None, None, 16)
     assert machine.cgroup_memory_bytes(tmp_path) is None
     assert machine.memory_limit_bytes(tmp_path) == psutil.virtual_memory().total
     assert machine.governor(tmp_path) is None
@@ -54,7 +54,7 @@ def test_a_parent_may_be_tighter_than_our_own_cgroup(tmp_path: Path) -> None:
 
 def test_a_quota_below_one_core_still_leaves_one(tmp_path: Path) -> None:
     root = tree(tmp_path, "0::/", {"cpu.max": "10000 100000"})
-    assert machine.core_facts(root).quota == pytest.approx(0.1)
+    assert machine.core_counts(root).quota == pytest.approx(0.1)
     assert machine.cores(root) == 1
 
 
@@ -107,7 +107,7 @@ def test_slurm_limits_when_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_without_affinity_the_reported_cores_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert machine.core_facts(tmp_path).affinity == 32
+    assert machine.core_counts(tmp_path).affinity == 32
 
 
 def test_this_machine_has_cores_and_memory() -> None:

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import json
+import math
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from paceline.config import ALGORITHM_NAMES, DEFAULT_TOTAL_STEPS, RunConfig, UserError
-from paceline.resolve import (
+from paceline.config import ALGORITHMS, DEFAULT_TOTAL_STEPS, RunConfig, UserError, native_algorithms
+from paceline.config.resolve import (
     keys,
     merge,
     parse_sets,
+    portable,
     presets,
     put,
     read_file,
@@ -20,6 +24,7 @@ from paceline.resolve import (
     to_yaml,
     validate,
 )
+from paceline.training.memory import fit_to_memory
 
 
 def write(path: Path, text: str) -> Path:
@@ -27,22 +32,21 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("algo", ALGORITHM_NAMES)
+@pytest.mark.parametrize("algo", native_algorithms())
 def test_every_preset_is_valid(algo: str) -> None:
-    table = presets(algo)
-    assert table
-    for name in table:
+    for name in presets(algo):  # a new algorithm may have none
         config, used = resolve_tree({"algo": algo, "env": name})
         assert used == f"{algo}/{name}" and config.algo == algo and config.env.id == name
         assert config.stop.has_budget
         assert resolve_tree({"algo": algo, "env": "paceline/Identity-v0"}, preset=name)[0].hyper == config.hyper
 
 
-def test_there_is_a_preset_file_for_every_algorithm() -> None:
-    import paceline
-
-    folder = Path(paceline.__file__).parent / "presets"
-    assert {path.stem for path in folder.glob("*.yaml")} == set(ALGORITHM_NAMES)
+def test_presets_are_of_algorithms_that_exist() -> None:
+    files = {
+        path.name.removesuffix(".yaml") for path in resources.files("paceline.config").joinpath("presets").iterdir()
+    }
+    assert {"ppo", "a2c", "a3c", "impala", "dqn"} <= files <= set(native_algorithms())
+    assert all(presets(algo) for algo in files)
 
 
 def test_the_preset_fills_what_is_not_given() -> None:
@@ -50,7 +54,7 @@ def test_the_preset_fills_what_is_not_given() -> None:
     plain, none = resolve_tree({"env": "CartPole-v1"}, preset="none")
     assert name == "ppo/CartPole-v1" and none is None
     assert config.hyper.gamma == 0.5 and config.hyper.learning_rate != plain.hyper.learning_rate
-    assert plain.hyper == RunConfig().ppo and plain.stop.total_steps == DEFAULT_TOTAL_STEPS
+    assert plain.hyper == RunConfig().hyper and plain.stop.total_steps == DEFAULT_TOTAL_STEPS
     assert resolve_tree({})[1] == "ppo/CartPole-v1"  # by the default env
     assert resolve_tree({"env": "paceline/Identity-v0"})[1] is None
 
@@ -72,7 +76,7 @@ def test_no_budget_at_all_is_the_default_one() -> None:
     assert resolve_tree(given)[0].stop.total_steps == DEFAULT_TOTAL_STEPS
 
 
-@pytest.mark.parametrize("algo", ALGORITHM_NAMES)
+@pytest.mark.parametrize("algo", native_algorithms())
 def test_what_was_resolved_resolves_to_itself(algo: str, tmp_path: Path) -> None:
     given = {
         "algo": algo,
@@ -87,7 +91,7 @@ def test_what_was_resolved_resolves_to_itself(algo: str, tmp_path: Path) -> None
     again, _ = resolve_tree(read_file(path))
     assert again == config and to_yaml(again) == to_yaml(config)
     assert validate(to_tree(config)) == config
-    assert set(to_tree(config)) & set(ALGORITHM_NAMES) == {algo}
+    assert set(to_tree(config)) & set(native_algorithms()) == {algo}
 
 
 def test_a_file(tmp_path: Path) -> None:
@@ -119,6 +123,14 @@ def test_numbers_in_kwargs_are_numbers(text: str, value: Any, tmp_path: Path) ->
     tree = parse_sets([f"env.kwargs={{g: {text}}}"])
     assert tree == {"env": {"kwargs": {"g": value}}} and type(tree["env"]["kwargs"]["g"]) is type(value)
     assert read_file(write(tmp_path / "a.yaml", f"env: {{kwargs: {{g: {text}}}}}")) == tree
+
+
+def test_infinite_arguments_stay_infinite(tmp_path: Path) -> None:
+    """A file, a checkpoint and a worker get them from `to_tree`."""
+    config, _ = resolve_tree(parse_sets(["env.kwargs={low: -.inf, high: [.inf, 1]}"]))
+    for found in (config, portable(config), validate(json.loads(json.dumps(to_tree(config))))):
+        assert found.env.kwargs == {"low": -math.inf, "high": [math.inf, 1]}
+    assert validate(read_file(write(tmp_path / "a.yaml", to_yaml(config)))) == config
 
 
 def test_sets() -> None:
@@ -164,9 +176,10 @@ def test_tidy_leaves_values_alone() -> None:
         ({"keep": 1}, "unknown key 'keep': did you mean 'checkpoint.keep'?"),
         ({"model": {"class_": "x", "clas": 1}}, "unknown key 'model.clas': did you mean 'model.class'?"),
         ({"env": {"vector": "threads"}}, "env.vector=threads is not one of auto, sync, async"),
-        ({"ppo": []}, "ppo=\\[\\]: a section of settings such as ppo.rollout_steps is expected"),
+        ({"engine": {"device": "gpu"}}, "engine.device=gpu is not one of auto, cpu, cuda; did you mean .cuda."),
+        ({"ppo": []}, "ppo=\\[\\]: expected a section of settings such as ppo.rollout_steps"),
         ({"seed": "two words"}, "seed='two words': "),
-        ({"stop": {"max_time": ""}}, "stop.max_time='': a duration"),
+        ({"stop": {"max_time": ""}}, "stop.max_time='': expected a duration"),
     ],
 )
 def test_one_line_for_each_mistake(tree: dict[str, Any], line: str) -> None:
@@ -178,8 +191,11 @@ def test_one_line_for_each_mistake(tree: dict[str, Any], line: str) -> None:
 def test_keys_are_what_the_config_takes() -> None:
     """Each listed key can be set to its listed default."""
     for key, _, default, _ in keys():
-        text = "null" if default == "none" else default
-        tree: dict[str, Any] = {}
+        text = "null" if default == "none" and key != "model.memory" else default
+        section = key.partition(".")[0]
+        tree: dict[str, Any] = {"algo": section} if section in ALGORITHMS else {}
+        if section == "sac":
+            tree["engine"] = {"name": "rllib"}
         put(tree, key, yaml.safe_load(text))
         validate(tree)
     assert "model.class" in {key for key, *_ in keys()}
@@ -188,9 +204,23 @@ def test_keys_are_what_the_config_takes() -> None:
 def test_a_minibatch_that_nobody_asked_for_shrinks_with_the_rollout() -> None:
     config, _ = resolve_tree({"env": {"id": "CartPole-v1", "envs_per_worker": 4}})
     assert (
-        config.ppo.minibatch_size
-        == 4 * config.ppo.rollout_steps
+        config.hyper.minibatch_size
+        == 4 * config.hyper.rollout_steps
         < presets("ppo")["CartPole-v1"]["ppo"]["minibatch_size"]
     )
     with pytest.raises(UserError, match="minibatch_size=256 is more than a rollout holds"):
         resolve_tree({"env": {"id": "CartPole-v1", "envs_per_worker": 4}, "ppo": {"minibatch_size": 256}})
+
+
+@pytest.mark.parametrize(("env", "rows"), [("Relay", 160), ("Loner", 40)])
+def test_a_minibatch_for_an_own_env_must_fit_the_rows_of_its_agents(env: str, rows: int) -> None:
+    own = {"env": {"id": f"{Path(__file__).parent}/team_envs.py:{env}", "envs_per_worker": 4}}
+
+    def fit(size: int) -> int:
+        given = {**own, "ppo": {"rollout_steps": 10, "minibatch_size": size}}
+        config, _ = fit_to_memory(resolve_tree(given)[0], may_lower=False, given=given)
+        return int(config.hyper.minibatch_size)
+
+    assert fit(rows) == rows
+    with pytest.raises(UserError, match=f"minibatch_size={rows + 1} is more than a rollout holds.* = {rows}$"):
+        fit(rows + 1)

@@ -9,13 +9,15 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector.utils import concatenate, create_empty_array
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
+import space_envs
 from paceline.config import UserError
 from paceline.spaces import ActionCodec, ObservationCodec, space_from_json, space_to_json
 
 INF = float("inf")
 I64 = np.iinfo(np.int64)
+FLOAT = np.finfo(np.float32)
 
 VECTORS: dict[str, spaces.Space[Any]] = {
     "box": spaces.Box(-1.0, 1.0, (3,), np.float32),
@@ -157,6 +159,44 @@ def test_images_come_out_channels_first(shape: tuple[int, ...], expected: tuple[
         np.testing.assert_array_equal(out[:, row, column], pixel)
 
 
+@pytest.mark.parametrize("shape", [(8, 16, 16), (16, 16, 8), (9, 10, 11), (4, 8, 16, 16), (32, 32, 8)])
+def test_a_shape_that_fits_two_readings_needs_the_setting(shape: tuple[int, ...]) -> None:
+    for dtype in (np.uint8, np.float32):
+        space = spaces.Box(0, 255, shape, dtype)
+        with pytest.raises(UserError, match=r"env.channels=last or env.channels=first"):
+            ObservationCodec(space)
+        *stack, a, b, c = shape
+        frames = stack[0] if stack else 1
+        assert ObservationCodec(space, "last").shape == (frames * c, a, b)
+        assert ObservationCodec(space, "first").shape == (frames * a, b, c)
+        image = space.sample()
+        for channels in ("first", "last"):
+            codec = ObservationCodec(space, channels)
+            out = np.zeros(codec.shape, codec.dtype)
+            codec.encode_one(image, out)
+            pixel = image[..., 2, 3] if channels == "first" else image[..., 2, 3, :]
+            np.testing.assert_array_equal(out[:, 2, 3], pixel.ravel())
+
+
+def test_the_setting_must_agree_with_a_shape_that_fits_one_reading() -> None:
+    assert ObservationCodec(spaces.Box(0, 255, (12, 10, 3), np.uint8), "last").shape == (3, 12, 10)
+    with pytest.raises(UserError, match=r"env.channels=first: observation space .* channels last"):
+        ObservationCodec(spaces.Box(0, 255, (12, 10, 3), np.uint8), "first")
+    with pytest.raises(UserError, match=r"env.channels=last is for images"):
+        ObservationCodec(spaces.Box(0, 1, (3,)), "last")
+
+
+def test_an_observation_of_another_shape_is_not_read_as_one_of_this() -> None:
+    space = spaces.Dict({"camera": spaces.Box(0, 255, (12, 10, 3), np.uint8), "speed": spaces.Box(0, 1, (2, 3))})
+    sample = space.sample()
+    with pytest.raises(ValueError, match=r"\(3, 12, 10\)"):
+        encode_one(space, {**sample, "camera": sample["camera"].transpose(2, 0, 1)})
+    with pytest.raises(ValueError, match=r"\(3, 2\)"):
+        encode_one(space, {**sample, "speed": sample["speed"].T})
+    same = encode_one(space, {**sample, "speed": sample["speed"][None]})  # no other reading
+    np.testing.assert_array_equal(same, encode_one(space, sample))
+
+
 @pytest.mark.parametrize("shape", [(7, 12, 3), (7, 12), (5, 5, 3), (40, 5, 5), (33, 12, 40)])
 def test_what_is_too_small_or_too_deep_for_an_image_is_a_vector(shape: tuple[int, ...]) -> None:
     codec = ObservationCodec(spaces.Box(0, 255, shape, np.uint8))
@@ -190,10 +230,15 @@ def test_images_among_a_vector_lie_flat_in_it() -> None:
 @pytest.mark.parametrize(
     ("space", "named"),
     [
-        (spaces.Text(5), "Text"),
-        (spaces.Sequence(spaces.Discrete(2)), "Sequence"),
-        (spaces.Graph(spaces.Discrete(2), None), "Graph"),
-        (spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Text(3)}), "Text"),
+        (spaces.Text(5), "has only Text, .*: give numbers"),
+        (spaces.Tuple([spaces.Text(5), spaces.Text(5)]), "has only Text"),
+        (spaces.Sequence(spaces.Discrete(2)), "is a Sequence, .*: pad it to a Box of the greatest length in the env"),
+        (spaces.Graph(spaces.Discrete(2), None), "is a Graph, .*: give its nodes and edges as Boxes"),
+        (
+            spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Sequence(spaces.Box(0, 1)), "c": spaces.Text(3)}),
+            r"\['b'\] is a Sequence.*filter_keys: \[a, c\].*, or pad it",
+        ),
+        (spaces.Discrete(2_000_000_000), "2,000,000,000 values"),
         (spaces.Box(0.0, 1.0, (0,), np.float32), "empty"),
         (spaces.Dict({}), "empty"),
     ],
@@ -202,6 +247,47 @@ def test_images_among_a_vector_lie_flat_in_it() -> None:
 def test_other_observations_are_refused(space: spaces.Space[Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
         ObservationCodec(space)
+
+
+def test_text_is_dropped() -> None:
+    box = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    space = spaces.Dict({"goal": spaces.Text(9), "state": spaces.Tuple([spaces.Text(3, min_length=0), box])})
+    codec = ObservationCodec(space)
+    assert (codec.size, [leaf.path for leaf in codec.leaves]) == (2, [("state", 1)])
+    assert codec.note.startswith("observation['goal'], observation['state'][0] are Text, which the policy does not see")
+    given = {"goal": "north", "state": ("", np.array([0.5, -1.0], np.float32))}
+    np.testing.assert_array_equal(encode_one(space, given), [0.5, -1.0])
+    back = space_from_json(json.loads(json.dumps(space_to_json(space))))
+    assert back == space and ObservationCodec(back).leaves == codec.leaves
+    assert ObservationCodec(box).note == ""
+
+
+def test_two_images_of_bytes_and_of_floats_switches_and_offsets_written_out() -> None:
+    space = spaces.Dict(
+        {
+            "a": spaces.Box(0, 255, (8, 8), np.uint8),
+            "b": spaces.Box(-1.0, 1.0, (2, 9, 9), np.float32),
+            "c": spaces.MultiBinary([1, 2]),
+            "d": spaces.MultiDiscrete([2, 3], start=[5, -1]),
+            "e": spaces.Tuple([spaces.Discrete(3, start=-1)]),
+        }
+    )
+    codec = ObservationCodec(space)
+    assert [(leaf.kind, leaf.shape, leaf.scale) for leaf in codec.images] == [
+        ("image", (1, 8, 8), 255.0),
+        ("image", (2, 9, 9), 1.0),
+    ]
+    given = {
+        "a": np.full((8, 8), 200, np.uint8),
+        "b": np.full((2, 9, 9), -0.5, np.float32),
+        "c": np.array([[0, 1]], np.int8),
+        "d": np.array([6, -1]),
+        "e": (1,),
+    }
+    row = encode_one(space, given)
+    np.testing.assert_array_equal(row[:64], 200)
+    np.testing.assert_array_equal(row[64:226], -0.5)
+    np.testing.assert_array_equal(row[226:], [0, 1, 0, 1, 1, 0, 0, 0, 0, 1])
 
 
 # -- actions --------------------------------------------------------------------------------------------------------
@@ -251,8 +337,74 @@ def test_a_unit_is_half_the_width_and_what_is_beyond_is_clipped() -> None:
     np.testing.assert_allclose(
         codec.decode(np.array([[0.0, 0.0], [-0.5, 0.25], [9, -9]])), [[4.0, 0.0], [3.0, 0.25], [6.0, -1.0]]
     )
-    half = ActionCodec(ACTIONS["half bounded"])
-    np.testing.assert_allclose(half.decode(np.array([[-3.0, -3.0], [7.0, 7.0]])), [[0, -3], [7, 1]])
+
+
+def test_one_bound_is_at_minus_one_or_one_and_the_other_side_is_open() -> None:
+    space = spaces.Box(np.array([100.0, -INF, -INF, -1.0]), np.array([INF, -5.0, INF, 3.0]), dtype=np.float64)
+    codec = ActionCodec(space)
+    np.testing.assert_array_equal(codec.bounded, [False, False, False, True])
+    np.testing.assert_array_equal(codec.decode(np.array([[0.0] * 4])), [[101, -6, 0, 1]])
+    np.testing.assert_array_equal(codec.decode(np.array([[-1.0] * 4])), [[100, -7, -1, -1]])
+    np.testing.assert_array_equal(codec.decode(np.array([[1.0] * 4])), [[102, -5, 1, 3]])
+    np.testing.assert_array_equal(codec.decode(np.array([[-3.0] * 4])), [[100, -9, -3, -1]])
+    np.testing.assert_array_equal(codec.decode(np.array([[3.0] * 4])), [[104, -5, 3, 3]])
+    np.testing.assert_array_equal(codec.encode(np.array([103.0, -8.0, 4.0, 2.0])), np.float32([2, -2, 4, 0.5]))
+
+
+def test_the_units_of_a_far_bound_stay_1() -> None:
+    codec = ActionCodec(spaces.Box(1e17, INF, (1,), np.float64))
+    assert codec.scale == [1.0] and codec.center == [1e17]
+
+
+@pytest.mark.parametrize(
+    ("space", "center", "scale"),
+    [
+        (spaces.Box(0.0, FLOAT.max, (1,), np.float32), 1, 1),
+        (spaces.Box(0, np.iinfo(np.int32).max, (1,), np.int32), 1, 1),
+        (spaces.Box(np.iinfo(np.int32).min, 9, (1,), np.int32), 8, 1),
+        (spaces.Box(0, 10, (1,), np.uint32), 5, 5),
+        (spaces.Box(0, 255, (1,), np.uint8), 127.5, 127.5),
+        (spaces.Box(-10.0, 1.0, (1,), np.float32), -4.5, 5.5),
+        (spaces.Box(4.0, 4.5, (1,), np.float32), 4.25, 0.25),
+    ],
+    ids=str,
+)
+def test_center_and_scale_written_out(space: spaces.Box, center: float, scale: float) -> None:
+    codec = ActionCodec(space)
+    assert (codec.center[0], codec.scale[0]) == (center, scale)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (2, 1, 3), (1, 2, 3, 2)], ids=str)
+def test_a_box_of_any_shape(shape: tuple[int, ...]) -> None:
+    size = int(np.prod(shape))
+    low = -np.arange(1.0, size + 1).reshape(shape)  # each number its own bounds: -k to 3k
+    space = spaces.Box(low, -3 * low, shape, np.float64)
+    codec = ActionCodec(space)
+    assert codec.shape == (size,)
+    decoded = codec.decode(np.stack([np.zeros(size), np.full(size, -1.0), np.full(size, 9.0)]))
+    for row, wanted in zip(decoded, (-low, low, -3 * low), strict=True):
+        np.testing.assert_array_equal(row, wanted)
+        assert row.shape == shape and space.contains(np.asarray(row))
+    [middle] = codec.split(np.zeros((1, size)))
+    np.testing.assert_array_equal(codec.encode(middle), np.zeros(size, np.float32))
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-FLOAT.max, FLOAT.max, (2,), np.float32),
+        spaces.Box(-1e20, 1e20, (2,), np.float64),
+        spaces.Box(I64.min, I64.max, (2,), np.int64),
+        spaces.Box(np.iinfo(np.int32).min, np.iinfo(np.int32).max, (2,), np.int32),
+    ],
+    ids=str,
+)
+def test_bounds_too_large_to_scale_to_are_none(space: spaces.Box) -> None:
+    codec = ActionCodec(space)
+    given = np.array([[3.0, 7.0]], np.float32)
+    np.testing.assert_allclose(codec.decode(given), given)
+    with pytest.raises(UserError, match="finite action bounds"):
+        ActionCodec(space, squash=True)
 
 
 def test_squashing_is_tanh_into_the_bounds() -> None:
@@ -265,9 +417,14 @@ def test_squashing_is_tanh_into_the_bounds() -> None:
 @pytest.mark.parametrize(
     ("space", "squash", "named"),
     [
-        (spaces.Dict({"a": spaces.Discrete(2)}), False, "Dict"),
-        (spaces.Tuple([spaces.Discrete(2)]), False, "Tuple"),
+        (spaces.Tuple([spaces.Dict({"t": spaces.Text(4)})]), False, r"action space\[0\]\['t'\] is a Text"),
+        (spaces.Dict({}), False, "empty"),
+        (spaces.Tuple([spaces.Discrete(900_000), spaces.Discrete(900_000)]), False, "1,800,000 values"),
+        (space_envs.ACTIONS["choices"], True, "squash is for continuous"),
+        (space_envs.ACTIONS["numbers"], True, "finite"),
         (spaces.Text(4), False, "Text"),
+        (spaces.Box(-1, 1, (0,)), False, "empty"),
+        (spaces.Discrete(2_000_000_000), False, "2,000,000,000 values"),
         (spaces.Discrete(2), True, "squash is for continuous"),
         (spaces.Box(-INF, INF, (2,), np.float32), True, "finite"),
         (ACTIONS["half bounded"], True, "finite"),
@@ -277,6 +434,65 @@ def test_squashing_is_tanh_into_the_bounds() -> None:
 def test_other_actions_are_refused(space: spaces.Space[Any], squash: bool, named: str) -> None:
     with pytest.raises(UserError, match=named):
         ActionCodec(space, squash=squash)
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    """Also in structure and types."""
+    assert type(one) is type(other), (one, other)
+    if isinstance(one, dict):
+        assert list(one) == list(other)
+        one, other = tuple(one.values()), tuple(other.values())
+    if isinstance(one, tuple | list):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_equal(left, right)
+    else:
+        np.testing.assert_array_equal(one, other, strict=True)
+
+
+def test_nested_choices_written_out() -> None:
+    codec = ActionCodec(space_envs.ACTIONS["choices"])
+    assert codec.nvec == (2, 2, 3, 2, 4)  # Gymnasium sorts the keys: grip, move
+    rows = np.array([[1, 0, 2, 1, 3], [0, 1, 0, 0, 0]])
+    grip = np.array([[1, 0], [0, 1]], np.int8)
+    places = np.array([[[1, 2]], [[0, -1]]])
+    assert_equal(codec.decode(rows), {"grip": grip, "move": (np.array([3, 1]), places)})
+    assert_equal(
+        codec.split(rows), [{"grip": grip[0], "move": (3, places[0])}, {"grip": grip[1], "move": (1, places[1])}]
+    )
+
+
+def test_nested_numbers_written_out() -> None:
+    codec = ActionCodec(space_envs.ACTIONS["numbers"])
+    assert codec.dim == 4 and codec.bounded.tolist() == [True, True, True, False]
+    # -2 to 2, 0 to 1, the gear from 0 to 8, the valve from 100 on
+    [first, last] = codec.split(np.array([[0.5, 0.0, 0.0, 0.5], [-7.0, 1.0, 9.0, -9.0]], np.float32))
+    assert_equal(first[0], np.array([[1.0], [0.5]]))
+    assert_equal(first[1], {"gear": np.array([4], np.int32), "valve": np.float32(101.5)})
+    assert_equal(last[0], np.array([[-2.0], [1.0]]))
+    assert_equal(last[1], {"gear": np.array([8], np.int32), "valve": np.float32(100)})
+
+
+@pytest.mark.parametrize("name", space_envs.ACTIONS)
+def test_nested_actions_come_back(name: str) -> None:
+    space = space_envs.ACTIONS[name]
+    codec = ActionCodec(space)
+    space.seed(4)
+    samples = [space.sample() for _ in range(6)]
+    encoded = np.stack([codec.encode(sample) for sample in samples])
+    assert encoded.shape == (6, *codec.shape) and encoded.dtype == codec.dtype
+    for one, sample in zip(codec.split(encoded), samples, strict=True):
+        np.testing.assert_allclose(space_envs.flat(one), space_envs.flat(sample), rtol=1e-5, atol=1e-5)
+    assert batch_space(space, 6).contains(codec.decode(encoded))
+
+    given = codec.split(encoded)
+    for one, same in zip(given, codec.unpack(codec.pack(given)), strict=True):
+        assert_equal(one, same)  # exactly
+    assert codec.unpack(codec.pack([])) == []
+    back = space_from_json(json.loads(json.dumps(space_to_json(space))))
+    assert back == space
+    for one, same in zip(given, ActionCodec(back).split(encoded), strict=True):
+        assert_equal(one, same)
 
 
 # -- JSON -----------------------------------------------------------------------------------------------------------

@@ -3,17 +3,22 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
+import torch
+from gymnasium import spaces
 
 import paceline
-from paceline.engine import replica
-from paceline.verdict import MAX_GROWTH, WASTE_SHARE, WORK_SHARE, Lane, Verdict, verdict
+from paceline.models import gpu
+from paceline.verdict import MAX_GROWTH, WASTE_SHARE, WORK_SHARE, TimeSplit, Verdict, verdict
 
 
-def judge(main: Lane, actors: Lane | None = None, **known: Any) -> Verdict:
+def judge(main: TimeSplit, actors: TimeSplit | None = None, **known: Any) -> Verdict:
     given: dict[str, Any] = {
         "algo": "ppo",
         "workers": 4,
@@ -31,18 +36,18 @@ def of_run(cpu_of_env: float, workers: int, cores: int, **lane: float) -> Verdic
     return judge(lane, workers=workers, cores=cores, cpu_share=seconds / (cores * sum(lane.values())))
 
 
-def async_run(learner: Lane, actors: Lane, **known: Any) -> Verdict:
+def async_run(learner: TimeSplit, actors: TimeSplit, **known: Any) -> Verdict:
     return judge(learner, actors, **({"algo": "impala", "workers": 8, "cores": 16} | known))
 
 
-REPLICAS: list[tuple[Lane, dict[str, Any], str, float, list[str]]] = [
+REPLICAS: list[tuple[TimeSplit, dict[str, Any], str, float, list[str]]] = [
     ({"env": 80, "act": 12, "learn": 8}, {"cpu_share": 0.95}, "env", 0.8, ["80 %", "of 4", "workers need more cores"]),
     ({"env": 80, "act": 12, "learn": 8}, {"cpu_share": 0.24, "cores": 16}, "env", 0.8, ["computes", "about 12 of 16"]),
     ({"env": 80, "act": 12, "learn": 8}, {}, "env", 0.8, ["more workers than cores help only if it waits"]),
     ({"env": 30, "act": 60, "learn": 10}, {}, "act", 0.6, ["60 %", "env.envs_per_worker", "smaller network"]),
     ({"env": 30, "learn": 70}, {}, "learner", 0.7, ["70 %", "ppo.minibatch_size", "ppo.epochs", "share the rows"]),
     ({"env": 30, "learn": 70}, {"share": False}, "learner", 0.7, ["as they only collect", "--engine ray"]),
-    ({"learn": 80, "env": 20}, {"algo": "dqn"}, "learner", 0.8, ["collect meanwhile, for 1.2 times the speed at most"]),
+    ({"learn": 80, "env": 20}, {"algo": "dqn"}, "learner", 0.8, ["collect meanwhile, for at most 1.2 times the speed"]),
     ({"learn": 70, "env": 30}, {"algo": "a2c"}, "learner", 0.7, ["a2c.rollout_steps"]),
     ({"learn": 70, "env": 30}, {"cpu_share": 0.9}, "learner", 0.7, ["more workers need more cores"]),
     ({"env": 49, "sync": 51}, {"workers": 16, "nodes": 4}, "sync", 0.51,
@@ -53,7 +58,8 @@ REPLICAS: list[tuple[Lane, dict[str, Any], str, float, list[str]]] = [
     ({"env": 30, "learn": 20, "idle": 50}, {"straggling": 0.9}, "stragglers", 0.5, ["50 %"]),
     ({"env": 35, "act": 33, "learn": 32}, {"cpu_share": 0.5}, "balanced", 0.35,
      ["env 35 %, act 33 %, learn 32 %", "2 of 4"]),
-    ({"start": 60, "env": 30, "eval": 10}, {}, "set-up", 0.6, ["70 % of all time", "set-up 60 %, evaluation 10 %"]),
+    ({"start": 60, "env": 30, "eval": 10}, {}, "set-up", 0.6,
+     ["70 % of all time", "set-up 60 %, evaluation 10 %", "itself is env-bound"]),
     ({"start": 10, "env": 30, "eval": 60}, {}, "evaluation", 0.6, ["70 % of all time", "eval.every_steps"]),
     ({"save": 60, "env": 40}, {}, "saving", 0.6, ["60 %", "checkpoint.every_seconds"]),
 ]  # fmt: skip
@@ -63,15 +69,15 @@ REPLICAS: list[tuple[Lane, dict[str, Any], str, float, list[str]]] = [
     ("lane", "known", "bound", "share", "parts"), REPLICAS, ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_processes_that_collect_and_learn(
-    lane: Lane, known: dict[str, Any], bound: str, share: float, parts: list[str]
+    lane: TimeSplit, known: dict[str, Any], bound: str, share: float, parts: list[str]
 ) -> None:
     found = judge(lane, **known)
     assert found.bound == bound and found.share == pytest.approx(share)
     assert [part for part in parts if part not in found.text] == []
 
 
-WAITS: Lane = {"learn": 25, "idle": 75}
-ACTORS: list[tuple[Lane, Lane, dict[str, Any], str, float, list[str]]] = [
+WAITS: TimeSplit = {"learn": 25, "idle": 75}
+ACTORS: list[tuple[TimeSplit, TimeSplit, dict[str, Any], str, float, list[str]]] = [
     ({"learn": 81, "sync": 9, "idle": 10}, {"env": 40, "idle": 60}, {}, "learner", 0.81,
      ["81 % of the learner's time is gradient steps; more actors will not help", "impala.batch_size", "parallel ppo"]),
     ({"learn": 20, "sync": 60, "idle": 20}, {"env": 40, "idle": 60}, {"nodes": 2}, "sync", 0.6,
@@ -90,7 +96,7 @@ ACTORS: list[tuple[Lane, Lane, dict[str, Any], str, float, list[str]]] = [
     (WAITS, {"env": 40, "sync": 60}, {"nodes": 3}, "sync", 0.6, ["impala.rollout_steps", "faster link"]),
     (WAITS, {"env": 40, "idle": 60}, {}, "idle", 0.6, ["75 %", "60 %", "more actors will not help"]),
     (WAITS, {"env": 36, "act": 34, "sync": 30}, {}, "balanced", 0.36, ["env 36 %, act 34 %, sync 30 %"]),
-    (WAITS, {}, {}, "idle", 0.75, ["75 %", "no actor has measured"]),
+    (WAITS, {}, {}, "idle", 0.75, ["75 %", "no actor has reported its time"]),
     ({"start": 70, "learn": 10, "idle": 20}, {"env": 20}, {}, "set-up", 0.7, ["70 %"]),
 ]  # fmt: skip
 
@@ -99,7 +105,7 @@ ACTORS: list[tuple[Lane, Lane, dict[str, Any], str, float, list[str]]] = [
     ("learner", "actors", "known", "bound", "share", "parts"), ACTORS, ids=lambda v: v if isinstance(v, str) else ""
 )
 def test_actors_and_a_learner(
-    learner: Lane, actors: Lane, known: dict[str, Any], bound: str, share: float, parts: list[str]
+    learner: TimeSplit, actors: TimeSplit, known: dict[str, Any], bound: str, share: float, parts: list[str]
 ) -> None:
     found = async_run(learner, actors, **known)
     assert found.bound == bound and found.share == pytest.approx(share)
@@ -150,7 +156,7 @@ def test_a_large_net_and_a_slow_link() -> None:
     found = judge(slow_link, nodes=2)
     assert found.bound == "sync" and "57 %" in found.text
     between = judge(large | {"sync": 30.0}, nodes=2)
-    assert between.bound == "learner" and between.text.endswith("; besides, sync 36 %")
+    assert between.bound == "learner" and between.text.endswith("; also sync 36 %")
 
 
 def test_waste_needs_less_than_work_to_be_named() -> None:
@@ -172,7 +178,7 @@ def test_set_up_evaluation_and_saving_are_not_in_the_shares() -> None:
 
 
 def test_any_input_gives_one_line() -> None:
-    lanes: list[Lane] = [
+    lanes: list[TimeSplit] = [
         {},
         {"env": 0.0},
         {"idle": 1.0},
@@ -198,11 +204,11 @@ def test_any_input_gives_one_line() -> None:
 
 
 OVERLAP = {"overlap": True}
-GPU: list[tuple[Lane, dict[str, Any], str, float, list[str]]] = [
+GPU: list[tuple[TimeSplit, dict[str, Any], str, float, list[str]]] = [
     ({"env": 60, "act": 25, "learn": 15}, {}, "env", 0.6,
-     ["on the CPU, with which the GPU waits", "env.processes", "engine.overlap=true", "faster GPU will not help"]),
+     ["on the CPU, while the GPU waits", "env.processes", "engine.overlap=true", "faster GPU will not help"]),
     ({"env": 60, "act": 25, "learn": 15}, OVERLAP | {"cpu_share": 0.95}, "env", 0.6,
-     ["behind which the GPU learns", "no core is free (of 16), so more cores help"]),
+     ["while the GPU learns and then waits", "no core is free (of 16), so more cores help"]),
     ({"env": 20, "act": 55, "learn": 25}, {}, "act", 0.55,
      ["55 % of the time is waiting for actions", "env.envs_per_worker", "ppo.rollout_steps", "engine.overlap=true"]),
     ({"env": 30, "act": 60, "learn": 10}, OVERLAP, "act", 0.6, ["round trip", "learning shares the GPU"]),
@@ -210,7 +216,7 @@ GPU: list[tuple[Lane, dict[str, Any], str, float, list[str]]] = [
      ["60 % of the time is gradient steps on the GPU", "ppo.epochs", "engine.overlap=true"]),
     # Collecting took longer than the wait at its end, and yet it is the GPU that was busy all the time.
     ({"env": 40, "act": 30, "learn": 30}, OVERLAP, "learner", 0.3,
-     ["takes longer than collecting meanwhile, which waits for it 30 %", "environments will not help"]),
+     ["takes longer than collecting, which waits for it 30 %", "environments will not help"]),
     ({"env": 39, "act": 38, "learn": 23}, OVERLAP, "balanced", 0.39, ["env 39 %, act 38 %, learn 23 %"]),
     ({"env": 35, "act": 35, "learn": 30}, {}, "balanced", 0.35, ["engine.overlap=true"]),
     ({"env": 35, "act": 35, "learn": 30}, {"algo": "impala"}, "balanced", 0.35, ["one part alone"]),
@@ -219,7 +225,9 @@ GPU: list[tuple[Lane, dict[str, Any], str, float, list[str]]] = [
 
 
 @pytest.mark.parametrize(("lane", "known", "bound", "share", "parts"), GPU)
-def test_one_process_with_a_gpu(lane: Lane, known: dict[str, Any], bound: str, share: float, parts: list[str]) -> None:
+def test_one_process_with_a_gpu(
+    lane: TimeSplit, known: dict[str, Any], bound: str, share: float, parts: list[str]
+) -> None:
     found = judge(lane, **({"workers": 1, "cores": 16, "cpu_share": 0.4, "device": "NVIDIA H200"} | known))
     assert found.bound == bound and found.share == pytest.approx(share)
     assert [part for part in parts if part not in found.text] == []
@@ -234,20 +242,65 @@ def test_a_learner_on_a_gpu_has_no_advice_for_a_cpu() -> None:
     assert async_run(WAITS, {"env": 100}, device="NVIDIA H200") == async_run(WAITS, {"env": 100})
 
 
-@pytest.mark.parametrize("cost_seconds", [0.0, 0.015])
-def test_runs_that_overlap(cost_seconds: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The way of a GPU, on the CPU: what is learned at once is not waited for, and slow environments are found out."""
-    monkeypatch.setattr(replica, "find_device", lambda *_: "cpu:0")
+class VirtualTime:
+    """Seconds that pass only where an environment or a network says so, however busy the machine is."""
+
+    now = 0.0
+
+
+class SlowImages(gymnasium.Env[Any, Any]):
+    observation_space = spaces.Box(0, 255, (3, 16, 16), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, cost_seconds: float) -> None:
+        self.cost_seconds = cost_seconds
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros((3, 16, 16), np.uint8), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        VirtualTime.now += self.cost_seconds
+        return np.zeros((3, 16, 16), np.uint8), 1.0, False, False, {}
+
+
+class SlowNet(torch.nn.Module):
+    def __init__(self, observation_shape: tuple[int, ...], num_outputs: int, cost_seconds: float) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(math.prod(observation_shape), num_outputs + 1)
+        self.cost_seconds = cost_seconds
+
+    def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if torch.is_grad_enabled():
+            VirtualTime.now += self.cost_seconds
+        out = self.layer(images.flatten(1) / 255)
+        return out[:, :-1], out[:, -1]
+
+
+@pytest.mark.parametrize(
+    ("env_seconds", "learn_seconds", "expected"),
+    [
+        (0.01, 0.1, "env-bound: 80 % of the time is the environments on the CPU"),
+        (0.001, 0.1, "learner-bound: learning on the GPU takes longer"),
+    ],
+)
+def test_runs_that_overlap(
+    env_seconds: float, learn_seconds: float, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a run with a GPU does, on the CPU: the next rollout is collected while one is learned from."""
+    monkeypatch.setattr(time, "perf_counter", lambda: VirtualTime.now)
+    monkeypatch.setattr(gpu, "find_device", lambda *_: "cpu:0")
     tree = {
-        "env": {"id": "tests/odd_envs.py:SlowImages", "kwargs": {"cost_seconds": cost_seconds}, "envs_per_worker": 2},
-        "ppo": {"rollout_steps": 16, "epochs": 1 if cost_seconds else 30},
+        "env": {"id": f"{__name__}:SlowImages", "kwargs": {"cost_seconds": env_seconds}, "envs_per_worker": 2},
+        "model": {"class": f"{__name__}:SlowNet", "kwargs": {"cost_seconds": learn_seconds}},
+        "ppo": {"rollout_steps": 16, "epochs": 1},
         "engine": {"overlap": True},
         "stop": {"iterations": 4},
         "out": str(tmp_path),
     }
-    text = paceline.train(tree, preset="none").summary["verdict"]
-    assert text.startswith("env-bound: " if cost_seconds else "learner-bound: learning on the GPU takes longer")
-    assert "workers" not in text
+    summary = paceline.train(tree, preset="none").summary
+    assert summary["time_split"]["env"] == pytest.approx(5 * 16 * 2 * env_seconds)  # one rollout more than updates
+    assert summary["time_split"]["learn"] == pytest.approx(4 * learn_seconds)
+    assert summary["verdict"].startswith(expected) and "workers" not in summary["verdict"]
 
 
 def test_nothing_measured() -> None:

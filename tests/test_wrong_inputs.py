@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import paceline
-from paceline.env import catalog
+from paceline.envs import catalog
 
 FILES = {
     "envs.py": """
@@ -42,8 +42,87 @@ FILES = {
         class GraphDone(Fine):
             action_space = spaces.Graph(spaces.Discrete(2), None)
 
+        WORDS = spaces.Sequence(spaces.Discrete(9))
+
+        class Mission(Fine):
+            observation_space = spaces.Dict(
+                {"image": spaces.Box(0, 255, (9, 9, 3), np.uint8), "mission": WORDS, "way": spaces.Discrete(4)}
+            )
+
         class NoSpaces(gymnasium.Env):
             pass
+
+        class NoActions(Fine):
+            action_space = spaces.Box(-1, 1, (0,))
+
+        class TooManyActions(Fine):
+            action_space = spaces.Discrete(2_000_000_000)
+
+        class TooMuchSeen(Fine):
+            observation_space = spaces.Discrete(2_000_000_000)
+
+        class TwoReadings(Fine):
+            observation_space = spaces.Box(0, 255, (8, 16, 16), np.uint8)
+
+        class OldReset(Fine):
+            def reset(self):
+                return np.zeros(3, np.float32)
+
+        class OldObservation(Fine):
+            def reset(self, *, seed=None, options=None):
+                return np.zeros(3, np.float32)
+
+        class TwoNumbers(Fine):
+            observation_space = spaces.Box(-1, 1, (2,), np.float32)
+
+            def reset(self, *, seed=None, options=None):
+                return np.zeros(2, np.float32)
+
+        class OldStep(Fine):
+            def step(self, action):
+                return np.zeros(3, np.float32), 0.0, True, {}
+
+        class OldClass:
+            observation_space, action_space = Fine.observation_space, Fine.action_space
+            reset, step = OldReset.reset, OldStep.step
+
+        class Narrow(Fine):
+            def reset(self, *, seed=None, options=None):
+                return np.zeros(1, np.float32), {}
+
+        class NarrowLater(Fine):
+            def step(self, action):
+                return np.float32(0), 0.0, True, False, {}
+
+        class WideLater(Fine):
+            def step(self, action):
+                return np.zeros(4, np.float32), 0.0, True, False, {}
+
+        class NoReward(Fine):
+            def step(self, action):
+                return np.zeros(3, np.float32), None, True, False, {}
+
+        class WrongKeys(Fine):
+            observation_space = spaces.Dict({"a": Fine.observation_space, "b": spaces.Discrete(2)})
+
+            def reset(self, *, seed=None, options=None):
+                return {"a": np.zeros(3, np.float32)}, {}
+
+        class OutOfRange(Fine):
+            observation_space = spaces.Discrete(3)
+
+            def reset(self, *, seed=None, options=None):
+                return 7, {}
+
+        class MetricsList(Fine):
+            def step(self, action):
+                return np.zeros(3, np.float32), 0.0, True, False, {"metrics": [1.0]}
+
+        class MetricsText(Fine):
+            def step(self, action):
+                return np.zeros(3, np.float32), 0.0, True, False, {"metrics": {"speed": "fast"}}
+
+        Zoo = type("Zoo", (), {"__module__": "pettingzoo.utils.env", "possible_agents": ["a", "b"]})
 
         def number():
             return 5
@@ -73,6 +152,13 @@ FILES = {
     "section.yaml": "stop: 100000\n",
     "misspelt.yaml": "seed: 1\nchekpoint: {keep: 2}\n",
     "binary.yaml": "\0\1\2",
+    "recursive.yaml": "env: {kwargs: &a {again: *a}}\n",
+    "bomb.yaml": "env:\n  kwargs:\n    a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
+    + "".join(f"    a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)),
+    "deep.yaml": "env: {kwargs: {a: " + "[" * 2000 + "]" * 2000 + "}}\n",
+    "date.yaml": "seed: 2024-99-99\n",
+    "keys.yaml": "1: 2\n",
+    "twice.yaml": "workers: [1, 1]\niterations: 1\n",
 }
 
 # Arguments, and the words that the line must have. {runs} holds the runs of the fixture below; {out} does not exist.
@@ -82,8 +168,8 @@ TRAIN: list[tuple[str, str]] = [
     ("--set gamma=0.9", "'gamma' 'ppo.gamma'"),
     ("--set env.zzz=1", "'env.zzz' allowed in env: id, kwargs"),
     ("--algo pp0", "algo=pp0 ppo, a2c 'ppo'"),
-    ("--algo sac", "algo=sac RLlib --engine rllib"),
-    ("--algo td3", "algo=td3 ppo, a2c"),
+    ("--algo sac", "--algo sac continuous actions Discrete(2) use dqn or ppo"),
+    ("--algo ddpg", "algo=ddpg ppo, a2c"),
     ("--engine slurm", "engine.name=slurm auto, local"),
     ("--workers 2 --engine local", "engine.workers=2 one process env.vector=async"),
     ("--total-steps -5", "stop.total_steps=-5 greater than or equal to 1"),
@@ -125,24 +211,43 @@ TRAIN: list[tuple[str, str]] = [
     ("--env CartPol-v1", "env.id=CartPol-v1 did you mean CartPole-v1"),
     ("--env zzzzqqq-v3", "env.id=zzzzqqq-v3 paceline envs"),
     ("--env {here}/nowhere.py:Env", "nowhere.py no such file"),
-    ("--env {here}/envs.py:Fin", "envs.py:Fin there is no 'Fin' Fine"),
+    ("--env {here}/envs.py:Fin", "envs.py:Fin it has no 'Fin' Fine"),
     ("--env {here}/broken.py:Env", "broken.py line 2 SyntaxError"),
     ("--env {here}/raises.py:Env", "raises.py OSError the simulator is not here"),
     ("--env {here}/envs.py:Raises", "envs.py:Raises RuntimeError no licence for this simulator"),
-    ("--env {here}/envs.py:TextSeen", "observation space Text Box, Discrete"),
+    ("--env {here}/envs.py:TextSeen", "observation space only Text numbers MultiDiscrete"),
     ("--env {here}/envs.py:GraphDone", "action space Graph Discrete, MultiDiscrete"),
     ("--env {here}/envs.py:NoSpaces", "envs.py:NoSpaces observation_space __init__"),
     ("--env {here}/envs.py:number", "envs.py:number int gymnasium.Env"),
+    ("--env {here}/envs.py:Mission", "['mission'] Sequence FilterObservation: {{filter_keys: [image, way]}}"),
+    ("--env {here}/envs.py:NoActions", "action space empty"),
+    ("--env {here}/envs.py:TooManyActions", "2,000,000,000 output 1,000,000 Box"),
+    ("--env {here}/envs.py:TooMuchSeen", "2,000,000,000 input 1,000,000 Box"),
+    ("--env {here}/envs.py:TwoReadings", "(8, 16, 16) env.channels=last env.channels=first"),
+    ("--env {here}/envs.py:TwoReadings --set env.channels=middle", "env.channels=middle first last"),
+    ("--env paceline/ImageSide-v0 --set env.channels=first", "env.channels=first last"),
+    ("--set env.channels=last", "env.channels=last images"),
+    ("--env {here}/envs.py:OldReset", "reset seed old gym API gymnasium.Env"),
+    ("--env {here}/envs.py:OldObservation", "reset (observation, info dict) old gym API"),
+    ("--env {here}/envs.py:TwoNumbers", "reset (observation, info dict) old gym API"),
+    ("--env {here}/envs.py:OldClass", "OldClass gymnasium.Env old gym API"),
+    ("--env {here}/envs.py:Narrow", "reset shape (1,) (3,)"),
+    ("--env {here}/envs.py:WrongKeys", "keys ['a'] ['a', 'b']"),
+    ("--env {here}/envs.py:OutOfRange", "7 Discrete(3)"),
+    ("--env {here}/envs.py:Zoo", "env.id a has no observation_space"),
+    ("--env MiniGrid-Empty-5x5-v0", "MiniGrid-Empty-5x5-v0 minigrid:MiniGrid-Empty-5x5-v0"),
+    ("--set env.wrappers=[NormalizeObservation]", "NormalizeObservation env.normalize_observation=true"),
+    ("--set env.wrappers=[{{NormalizeReward: {{gamma: 0.9}}}}]", "NormalizeReward env.normalize_reward=true"),
     ("--env nowhere.at.all:Env", "'nowhere.at.all' installed"),
     ("--env :Env", "env.id=:Env module:Name file.py:Name"),
     ("--set env.kwargs={{nope: 1}}", "CartPole-v1 'nope'"),
     ("--env Pendulum-v1 --set env.kwargs={{nope: 1}}", "Pendulum-v1 'nope'"),
     ("--set env.wrappers=[ClipRewards]", "env.wrappers=ClipRewards ClipReward"),
-    ("--set env.wrappers=[{{ClipReward: {{}}, NormalizeReward: {{}}}}]", "env.wrappers one name each"),
-    ("--set env.wrappers=[{{}}]", "env.wrappers one name each"),
+    ("--set env.wrappers=[{{ClipReward: {{}}, NormalizeReward: {{}}}}]", "env.wrappers one name per entry"),
+    ("--set env.wrappers=[{{}}]", "env.wrappers one name per entry"),
     ("--set env.wrappers=[{{ClipReward: {{limit: 1}}}}]", "could not be made 'limit'"),
-    ("--set env.wrappers=[{here}/envs.py:Wrapper]", "env.wrappers envs.py there is no 'Wrapper'"),
-    ("--set model.class={here}/nets.py:Nett", "model.class nets.py:Nett there is no 'Nett' Net"),
+    ("--set env.wrappers=[{here}/envs.py:Wrapper]", "env.wrappers envs.py it has no 'Wrapper'"),
+    ("--set model.class={here}/nets.py:Nett", "model.class nets.py:Nett it has no 'Nett' Net"),
     ("--set model.class={here}/nowhere.py:Net", "model.class nowhere.py no such file"),
     ("--set model.class=Net", "model.class=Net module:Name file.py:Name"),
     ("--set model.class={here}/nets.py:NoModule", "model.class torch.nn.Module"),
@@ -174,8 +279,43 @@ TRAIN: list[tuple[str, str]] = [
     ("--init-from {out}/none", "no run at {out}/none"),
     ("--init-from {runs}/pendulum", "another network log_std same"),
     ("--init-from {runs}/cartpole --set model.hidden=[32,32]", "another network same"),
+    ("--resume {runs}/cartpole --name other", "--name other {runs}/cartpole leave out --name"),
+    ("--resume {runs}/cartpole --out {out}", "--out {out} {runs}/cartpole leave out --out"),
+    ("--resume {runs}/cartpole --set preset=CartPole-v1", "--preset CartPole-v1 leave out"),
+    ("--config {here}/recursive.yaml", "recursive.yaml alias part of"),
+    ("--config {here}/bomb.yaml", "bomb.yaml 1,000,000 values aliases"),
+    ("--config {here}/deep.yaml", "deep.yaml nested 100 deep"),
+    ("--config {here}/date.yaml", "date.yaml not YAML month"),
+    ("--config {here}/keys.yaml", "keys.yaml key 1 text"),
+    ("--config /dev/zero", "/dev/zero larger than 10 MB"),
+    ("--set env.kwargs={{a: &x [*x]}}", "env.kwargs alias part of"),
+    ("--set ppo.gamma=true", "ppo.gamma=true expected a number"),
+    ("--set model.hidden=[true]", "model.hidden=[True] expected a number"),
+    ("--set seed=false", "seed=false expected a number"),
+    ("--set model.hidden=[100000000,100000000]", "model.hidden GB of memory lower it"),
+    ("--set ppo.rollout_steps=1e30", "ppo.rollout_steps=1 less than or equal to"),
+    ("--set ppo.rollout_steps=1e15", "ppo.rollout_steps GB of memory lower it"),
+    ("--set env.envs_per_worker=1e15", "GB of memory lower it"),
+    ("--set env.frame_stack=1e15", "GB of memory lower it"),
+    ("--algo dqn --set dqn.replay_size=1e15", "dqn.replay_size GB of memory lower it"),
+    ("--algo impala --set impala.batch_size=1e15", "impala.batch_size GB of memory lower it"),
+    ("--set stop.return_window=1e30", "stop.return_window less than or equal to"),
+    ("--set ppo.epochs=1e30", "ppo.epochs less than or equal to"),
+    ("--set ppo.epochs=1e6", "ppo.epochs=1000000 less than or equal to 10000"),
+    ("--threads 1e6", "engine.threads=1e6 less than or equal to 1024"),
+    ("--max-time inf", "stop.max_time=inf 90s 1h30m"),
     ("--stepz 5", "--stepz --help"),
     ("--seed", "--seed expected one argument"),
+]
+# What only steps show, when the run has begun and told so.
+STEPS: list[tuple[str, str]] = [
+    ("--env {here}/envs.py:OldStep", "step truncated tuple of 4 old gym API"),
+    ("--env {here}/envs.py:OldStep --set env.vector=async", "step truncated tuple of 4 old gym API"),
+    ("--env {here}/envs.py:NarrowLater", "step shape () (3,)"),
+    ("--env {here}/envs.py:WideLater", "step shape (4,) (3,)"),
+    ("--env {here}/envs.py:NoReward", "step None reward number"),
+    ("--env {here}/envs.py:MetricsList", 'info["metrics"] dict list'),
+    ("--env {here}/envs.py:MetricsText", "info[\"metrics\"]['speed'] number str"),
 ]
 OTHERS: list[tuple[str, str]] = [
     ("trian", "'trian' 'train' 'evaluate' --help"),
@@ -199,8 +339,23 @@ OTHERS: list[tuple[str, str]] = [
     ("plot {out}/none -o {out}.png", "{out}/none no such run"),
     ("plot {runs}/cartpole -o {out}.jpeg", "{out}.jpeg .png, .svg or .pdf"),
     ("plot {runs}/cartpole -o {out}.png --smooth 0", "--smooth 0 at least 1"),
-    ("plot {runs}/cartpole -o {here}/list.yaml/a.png", "-o can't be written"),
+    ("plot {runs}/cartpole -o {here}/list.yaml/a.png", "-o cannot be written"),
     ("plot {runs}/cartpole", "-o/--output required"),
+    ("submit --on slurm --walltime inf -- true", "walltime=inf 90s 1h30m"),
+    ("submit --on slurm --seeds 0-999999 --dry-run -- true", "--seeds 0-999999 at most 1,000"),
+    ("submit --on slurm --profile {here}/bomb.yaml --dry-run -- true", "bomb.yaml 1,000,000 values aliases"),
+    ("cluster up {here}/deep.yaml", "deep.yaml nested 100 deep"),
+    ("launch --port 99999 --rehearse 1 -- true", "--port 99999 at most 65535"),
+    ("launch --timeout nan --rehearse 1 -- true", "--timeout nan finite"),
+    ("compare /proc", "/proc 10,000 folders"),
+    ("compare {runs} --threshold nan", "--threshold nan finite"),
+    ("tune --env CartPole-v1 --space {here}/list.yaml --gpus nan", "--gpus nan finite"),
+    ("bench suite --suite classic --algos ppo,ppo", "--algos ppo,ppo ppo is given twice"),
+    ("bench suite --suite classic --games CartPole,CartPole", "--games CartPole,CartPole given twice"),
+    ("bench suite --suite classic --seeds 1000000", "--seeds 1000000 at most 1,000"),
+    ("bench scaling --workers 1,1 --iterations 1", "--workers 1,1 1 is given twice"),
+    ("bench scaling --study {here}/twice.yaml", "workers 1,1 given twice"),
+    ("bench throughput --env Nope-v0", "env.id=Nope-v0 no such environment"),
     ("envs chek", "'chek' 'check'"),
     ("envs check", "envs check CartPole-v1"),
     ("envs check CartPool-v1", "CartPool-v1 CartPole-v1"),
@@ -223,17 +378,19 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def listing(folder: Path) -> dict[str, Any]:
     """Every file, with its content."""
-    return {str(p): p.read_bytes() if p.is_file() else "" for p in sorted(folder.rglob("*")) if p.name != "__pycache__"}
+    return {
+        str(p): p.read_bytes() if p.is_file() else "" for p in sorted(folder.rglob("*")) if "__pycache__" not in p.parts
+    }
 
 
-def refused(result: Any, words: str) -> None:
+def refused(result: Any, words: str, *, began: bool = False) -> None:
     lines = [line for line in result.err.splitlines() if line.strip()]
     assert result.code == 2, result
     assert len(lines) == 1 and lines[0].startswith("paceline: "), result.err
     assert "Traceback" not in result.err
     missing = [part for part in words.split() if part not in lines[0]]
     assert not missing, f"{missing} not in: {lines[0]}"
-    assert result.out == ""
+    assert began == result.out.startswith("run ") and (began or result.out == "")
 
 
 def split(line: str, world: Path, out: Path) -> list[str]:
@@ -268,12 +425,38 @@ def test_train(line: str, words: str, world: Path, here: Path, cli: Callable[...
     assert listing(world) == before
 
 
+@pytest.mark.parametrize(("line", "words"), STEPS, ids=[line for line, _ in STEPS])
+def test_what_only_steps_show(line: str, words: str, world: Path, here: Path, cli: Callable[..., Any]) -> None:
+    before = listing(world)
+    given = split(line, world, here)
+    result = cli("train", *given, "--preset", "none", "--iterations", 1, "--out", here / "out")
+    refused(result, filled(words, world, here), began=True)
+    assert not list(here.iterdir()), "something was left"
+    assert listing(world) == before
+
+
 @pytest.mark.parametrize(("line", "words"), OTHERS, ids=[line for line, _ in OTHERS])
 def test_other_verbs(line: str, words: str, world: Path, here: Path, cli: Callable[..., Any]) -> None:
     out, before = here / "out", listing(world)
     refused(cli(*split(line, world, out)), filled(words, world, out))
     assert not list(here.iterdir()), "something was written"
     assert listing(world) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["train", "--config", ""], "--config ''"),
+        (["train", "--name", ""], "--name ''"),
+        (["train", "--set", ""], "--set ''"),
+        (["compare", ""], "RUN|DIR ''"),
+        (["bench", "suite", "--suite", "classic", "--out", ""], "--out ''"),
+    ],
+)
+def test_an_empty_value(words: list[str], name: str, here: Path, cli: Callable[..., Any]) -> None:
+    """`--config "$FILE"` with an unset variable would train with the defaults."""
+    refused(cli(*words), f"{name}: the value is empty")
+    assert not list(here.iterdir())
 
 
 @pytest.mark.parametrize(

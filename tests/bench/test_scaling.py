@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.bench import scaling_results
-from paceline.bench.scaling import Matrix, ScalingLedger, load_matrix, plan_scaling
-from paceline.bench.study import RunData
+from paceline.bench import scaling_tables
+from paceline.bench.scaling import Matrix, ScalingBenchmark, load_matrix, plan_scaling
 from paceline.config import UserError
+from paceline.results.runs import RunData
+from paceline.results.scaling_figures import scaling_result, seconds_to_return
 
 Cli = Callable[..., Any]
 MACHINE = {"date": "2026-01-02", "commit": "", "cpu": "CPU", "cores": 2, "device": "cpu", "versions": {"torch": "2"}}
@@ -64,20 +65,19 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path) -> None:
     matrix = load_matrix(str(file), {"total_steps": "2k", "workers": ["1"]})
     assert matrix.budget == {"stop.total_steps": 2000} and matrix.workers == [1] and matrix.engines == ["ray"]
     (point, *_) = plan_scaling(matrix, out=Path("x"))
-    assert point.config.ppo.epochs == 2
+    assert point.config.hyper.epochs == 2
     grid = planned(config=str(Path(__file__).parents[2] / "configs/grid5000.yaml"), iterations=None, workers=[1])
-    assert grid[0].config.stop.iterations == 10 and grid[0].config.ppo.epochs == 30
+    assert grid[0].config.stop.iterations == 10 and grid[0].config.hyper.epochs == 30
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
         ({"iterations": None}, ["budget", "--iterations"]),
-        ({"workers": [64]}, ["engine.workers=64 cannot share"]),
-        ({"sets": ("engine.workers=3",)}, ["--workers decides that"]),
+        ({"sets": ("engine.workers=3",)}, ["use --workers instead"]),
         ({"algos": ["pp"]}, ["--algos 'pp'", "did you mean 'ppo'"]),
-        ({"hosts": "f"}, ["--hosts is for --nodes"]),
-        ({"algos": ["a2c"], "engines": ["rllib"]}, ["a2c is not one of RLlib's"]),
+        ({"hosts": "f"}, ["--hosts needs --nodes"]),
+        ({"algos": ["a2c"], "engines": ["rllib"]}, ["a2c is not available on --engine rllib"]),
         ({"envs": ["a:X-v0", "b/a:X-v0"]}, ["--envs a:X-v0,b/a:X-v0", "would be called a-X-v0-ppo"]),
         ({"nodes": [4], "workers": [1, 2]}, ["no run is left", "1 on 4, 2 on 4"]),
     ],
@@ -89,7 +89,7 @@ def test_what_is_refused(asked: dict[str, Any], words: list[str]) -> None:
 
 
 def test_a_run_of_another_size_is_not_taken_for_this_one() -> None:
-    from paceline.resolve import to_tree
+    from paceline.config.resolve import to_tree
 
     (one, two) = planned(workers=[1, 2], engines=["ray"])
     saved = to_tree(two.config)
@@ -97,24 +97,24 @@ def test_a_run_of_another_size_is_not_taken_for_this_one() -> None:
     assert "stop.iterations=3, not 5" in str(planned(workers=[2], engines=["ray"], iterations=5)[0].difference(saved))
 
 
-def ledger(folder: Path, *sets: str, **asked: Any) -> ScalingLedger:
-    return ScalingLedger(folder, "scaling", "", planned(sets, **asked), [], None)
+def benchmark(folder: Path, *sets: str, **asked: Any) -> ScalingBenchmark:
+    return ScalingBenchmark(folder, "scaling", "", planned(sets, **asked), [], None)
 
 
 def test_runs_of_other_settings_are_no_speed_up(tmp_path: Path) -> None:
-    first = ledger(tmp_path, "ppo.epochs=30", workers=[1])
+    first = benchmark(tmp_path, "ppo.epochs=30", workers=[1])
     (entry_,) = first.entries.values()
     entry_ |= {key: value for key, value in entry(1, 0, 100.0).items() if key not in entry_} | {"state": "done"}
     first.write()
     with pytest.raises(UserError, match=r"CartPole-v1-ppo-auto-w1-s0 with ppo\.epochs=30, not 1 as .*w2-s0"):
-        ledger(tmp_path, "ppo.epochs=1", workers=[2])
+        benchmark(tmp_path, "ppo.epochs=1", workers=[2])
     with pytest.raises(UserError, match=r"stop\.iterations=3, not 5"):
-        ledger(tmp_path, "ppo.epochs=30", workers=[2], iterations=5)
+        benchmark(tmp_path, "ppo.epochs=30", workers=[2], iterations=5)
     with pytest.raises(UserError, match=r"ppo\.epochs=30, not 1"):  # the same job by another engine is compared, too
-        ledger(tmp_path, "ppo.epochs=1", workers=[1], engines=["rllib"])
-    more = ledger(tmp_path, "ppo.epochs=30", workers=[2, 4], engines=["auto", "rllib"], seeds=2)
+        benchmark(tmp_path, "ppo.epochs=1", workers=[1], engines=["rllib"])
+    more = benchmark(tmp_path, "ppo.epochs=30", workers=[2, 4], engines=["auto", "rllib"], seeds=2)
     assert len(more.entries) == 9
-    ledger(tmp_path, "ppo.epochs=1", workers=[2], scaling=["weak"])  # another series
+    benchmark(tmp_path, "ppo.epochs=1", workers=[2], scaling=["weak"])  # another series
 
 
 def test_weak_scaling_is_one_series(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_figures_by_hand() -> None:
     rates = {1: (100, 110), 2: (180, 200), 4: (300, 320)}
     runs = [entry(workers, seed, rate) for workers, pair in rates.items() for seed, rate in enumerate(pair)]
     runs += [entry(1, seed, 10 + seed, "rllib") for seed in (0, 1)] + [entry(2, 0, None, "rllib")]
-    result = scaling_results.collect("mine", "", ["paceline bench scaling"], runs)
+    result = scaling_result("mine", "", ["paceline bench scaling"], runs)
     ours, theirs = result["series"]
     one, two, four = ours["points"]
     assert one["speed_up"]["value"] == 1.0 and two["speed_up"]["value"] == pytest.approx(190 / 105)
@@ -142,33 +142,36 @@ def test_figures_by_hand() -> None:
     assert result["engines"][0]["ratio"]["value"] == pytest.approx(105 / 10.5)
     failed = theirs["points"][1]
     assert (failed["done"], failed["failed"], failed["speed_up"], theirs["check"]) == (0, 1, None, None)
-    text = scaling_results.page(result)
+    text = scaling_tables.page(result)
     assert (
         "| ray | 2 | 2 of 2 | 5.3 (5.0–5.6) | 100.5 (100.0–101.0) | 190 (180–200) | 1.81× (1.64–2.00) | 90 % (82–100)"
         in text
     )
     assert "| rllib | 2 | 0 of 1 (1 failed) | – | – | – | – | – | – |" in text and "2.5 (1 of 2 runs)" in text
     assert "- `rllib-w2-s0` failed: no memory" in text and "- ray, 4 workers: learner-bound: 75 %" in text
-    assert "held out: from 1, 2 workers" in text and "the machine had 2 cores" in text
+    assert "check: 1, 2 workers predict" in text and "the machine had 2 cores" in text
     assert "ray over rllib | 10.00×" in text and "different machines" not in text
-    slow = scaling_results.collect("mine", "", [], [entry(1, 0, 100.0), entry(2, 0, 70.0)])
-    assert "2 workers are slower than 1; neither law" in scaling_results.page(slow)
+    slow = scaling_result("mine", "", [], [entry(1, 0, 100.0), entry(2, 0, 70.0)])
+    assert (
+        "2 workers are slower than 1. Speed-up falls as workers are added, so no forecast is made."
+        in scaling_tables.page(slow)
+    )
     other = {**MACHINE, "cpu": "Other"}
-    mixed = scaling_results.collect("mine", "", [], [entry(1, 0, 9.0), entry(2, 0, 9.0, machine=other)])
-    assert "made on different machines (CPU, 2 cores; Other, 2 cores)" in scaling_results.page(mixed)
+    mixed = scaling_result("mine", "", [], [entry(1, 0, 9.0), entry(2, 0, 9.0, machine=other)])
+    assert "made on different machines (CPU, 2 cores; Other, 2 cores)" in scaling_tables.page(mixed)
 
 
 def test_the_time_to_a_return_is_no_luck_of_few_episodes() -> None:
     columns = {"return_mean": [50.0, 20.0, 40.0, 45.0], "episodes": [1, 99, 100, 130], "train_seconds": [1, 2, 3, 4]}
     metrics = {name: np.array(values, np.float64) for name, values in {**columns, "env_steps": [1, 2, 3, 4]}.items()}
     run = RunData(Path("x"), "x", "finished", "all steps done", metrics=metrics)
-    assert [scaling_results._seconds_to(run, limit) for limit in (40.0, 44.0, 50.0)] == [3.0, 4.0, None]
+    assert [seconds_to_return(run, limit) for limit in (40.0, 44.0, 50.0)] == [3.0, 4.0, None]
     stopped = dataclasses.replace(run, config={"stop": {"return_mean": 45.0}})
-    assert scaling_results._seconds_to(stopped, 45.0) is None  # no evaluation agreed
+    assert seconds_to_return(stopped, 45.0) is None  # no evaluation agreed
     agreed = dataclasses.replace(
         stopped, reason="return 45.0 over the last 100 episodes, 46.0 in 20 evaluation episodes"
     )
-    assert scaling_results._seconds_to(agreed, 45.0) == 4.0
+    assert seconds_to_return(agreed, 45.0) == 4.0
 
 
 def test_a_study_and_a_run_that_fails(here: Path, cli: Cli) -> None:
@@ -197,12 +200,12 @@ def test_a_study_and_a_run_that_fails(here: Path, cli: Cli) -> None:
 
     before = Path("st/CartPole-v1-ppo-auto-w1-s0/metrics.jsonl").stat().st_mtime_ns
     result = cli(*words, "--workers", "1", "--envs", "CartPole-v1,NoSuchEnv-v0")
-    assert result.code == 1 and result.out.count("there already") == 1 and "--retry" in result.out
+    assert result.code == 1 and result.out.count("already done") == 1 and "--retry" in result.out
     assert Path("st/CartPole-v1-ppo-auto-w1-s0/metrics.jsonl").stat().st_mtime_ns == before
     assert "[2/2] NoSuchEnv-v0-ppo-auto-w1-s0  failed: " in result.out
     rows = list(csv.DictReader(Path("st/scaling.csv").read_text().splitlines()))
     assert [row["state"] for row in rows] == ["done", "done", "failed"] and "NoSuchEnv" in rows[2]["reason"]
-    assert "left alone without --retry" in cli(*words, "--workers", "1", "--envs", "NoSuchEnv-v0").out
+    assert "skipped without --retry" in cli(*words, "--workers", "1", "--envs", "NoSuchEnv-v0").out
     result = cli("compare", "st")
     assert result.code == 0 and "- NoSuchEnv-v0-ppo-auto-w1-s0: failed: " in result.out, result.err
     result = cli(*words, "--workers", "1", "--set", "ppo.gamma=0.5")

@@ -12,10 +12,10 @@ import pytest
 
 from paceline.bench import ceilings, throughput
 from paceline.bench.ceilings import Ceilings
-from paceline.bench.study import load_run
 from paceline.bench.throughput import account
+from paceline.config.resolve import validate
 from paceline.machine import cores
-from paceline.resolve import validate
+from paceline.results.runs import load_run
 from paceline.run.provenance import cpu_model
 
 Cli = Callable[..., Any]
@@ -38,7 +38,7 @@ def test_parts_by_hand(make_run: MakeRun) -> None:
 def test_a_run_of_another_machine_has_no_ceilings(make_run: MakeRun) -> None:
     run = load_run(make_run("a"))
     elsewhere = throughput.other_machine(run)
-    assert elsewhere.startswith("CPU, 4 cores, and this is ")
+    assert elsewhere.startswith("CPU, 4 cores; this machine is ")
     parts = account(run, validate(run.config), MACHINE, elsewhere)
     assert {part.of_ceiling for part in parts} == {None} and {part.ceiling for part in parts} == {
         "– (another machine)",
@@ -101,11 +101,11 @@ def test_a_profile_that_takes_too_long_leaves_nothing_behind(
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(throughput, "PROFILE_SECONDS", 0.5)
     monkeypatch.setattr(throughput, "GRACE_SECONDS", 0.3)
-    throughput._flame(tmp_path, load_run(make_run("a")))
-    assert "not drawn: still at work" in capsys.readouterr().out
+    throughput._flame_graph(tmp_path, load_run(make_run("a")))
+    assert "not drawn: still running" in capsys.readouterr().out
     assert "--max-time 10s" in (tmp_path / "words").read_text()
     pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while (alive := psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE) and (
         time.monotonic() < deadline
     ):

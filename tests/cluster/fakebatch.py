@@ -1,7 +1,8 @@
-"""A batch system in one file, which stands for OpenPBS or for Cobalt: `qsub`, `qstat`, `qdel`, `pbs_tmrsh`, `ssh`, and
-`mom`, which runs on every host. It runs scripts for real and refuses directives it does not know. As PBS it follows
-what was noted of a real OpenPBS 23.06. As Cobalt it follows general knowledge, not a manual nor a machine: a test with
-it shows that our parts fit together, not that a real Cobalt takes them. All it knows is in the folder FAKEBATCH names.
+"""A batch system in one file, which stands for OpenPBS or for Cobalt: `qsub`, `qstat`, `qdel`, `qalter`, `pbsnodes`,
+`pbs_tmrsh`, `ssh`, and `mom`, which runs on every host. It runs scripts for real and refuses directives it does not
+know. As PBS it follows what a real OpenPBS 23.06 showed (tests/README.md). As Cobalt it follows general knowledge, not
+a manual nor a machine: a test with it shows that our parts fit together, not that a real Cobalt takes them. All it
+knows is in the folder FAKEBATCH names; a file `history` there turns on PBS's job history, which is off by default.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ IS_COBALT = (HOME / "cobalt").exists()
 SERVER = "pbs0"
 PREFIX = "#COBALT" if IS_COBALT else "#PBS"
 VALUED = {
-    False: ["-N", "-l", "-A", "-q", "-W", "-S", "-j", "-o", "-e", "-r", "-M", "-m"],
+    False: ["-N", "-l", "-A", "-q", "-W", "-S", "-j", "-o", "-e", "-r", "-M", "-m", "-J"],
     True: ["-n", "-t", "-A", "-q", "-o", "-e", "-M", "--attrs", "--jobname", "--debuglog", "--dependencies"],
 }[IS_COBALT]
-NOTICE_SECONDS, KILL_SECONDS = 1.0, 5.0
+NOTICE_SECONDS, KILL_SECONDS = 1.0, 10.0  # kill_delay is 10 s by default
+NO_HISTORY = "PBS is not configured to maintain job history"
 Job = dict[str, Any]
 
 
@@ -108,32 +110,87 @@ def qsub(words: list[str]) -> int:
     script = Path(words[-1])
     text = script.read_text()
     options: dict[str, list[str]] = {}
+    given = words[:-1]
     for line in text.splitlines():
         if not line.startswith("#"):
             break
         if line.startswith(f"{PREFIX} "):
-            parts = shlex.split(line.removeprefix(PREFIX))
-            while parts:
-                flag = parts.pop(0)
-                if flag not in VALUED or not parts:
-                    return fail(2, f"qsub: illegal option {flag}")
-                options.setdefault(flag, []).append(parts.pop(0))
+            given += shlex.split(line.removeprefix(PREFIX))
+    while given:
+        flag = given.pop(0)
+        if flag not in VALUED or not given:
+            return fail(2, f"qsub: illegal option {flag}")
+        options.setdefault(flag, []).append(given.pop(0))
+    if "-J" in options and options.get("-r") == ["n"]:
+        return fail(1, "qsub: cannot submit non-rerunable Array Job")
+    after, problem = dependencies((options.get("-W") or options.get("--dependencies") or [""])[0])
+    if problem:
+        return fail(1, f"qsub: {problem}")
     count = len(list((HOME / "jobs").iterdir())) + 1
-    job = {
-        "id": f"{count}" if IS_COBALT else f"{count}.{SERVER}",
-        "state": "Q",
-        "name": (options.get("-N") or options.get("--jobname") or ["?"])[0],
-        "output": options["-o"][0],
-        "script": str(HOME / f"{count}.SC"),
-        "cwd": str(Path.cwd()),
-        **(cobalt_wishes(options) if IS_COBALT else pbs_wishes(options)),
-    }
-    Path(job["script"]).write_text(text)
-    change(job)
-    if job.get("comment") is None:
-        keep = [sys.executable, __file__, "serve", job["id"]]
-        subprocess.Popen(keep, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
-    print(job["id"])
+    last = int(options["-J"][0].partition("-")[2].partition("%")[0]) if "-J" in options else None
+    for index in [None] if last is None else range(last + 1):
+        tail = "" if index is None else f"[{index}]"
+        job = {
+            "id": f"{count}" if IS_COBALT else f"{count}{tail}.{SERVER}",
+            "state": "Q",
+            "name": (options.get("-N") or options.get("--jobname") or ["?"])[0],
+            "output": options["-o"][0].replace("^array_index^", str(index)),
+            "script": str(HOME / f"{count}.SC"),
+            "cwd": str(Path.cwd()),
+            "after": after,
+            "index": index,
+            **(cobalt_wishes(options) if IS_COBALT else pbs_wishes(options)),
+        }
+        Path(job["script"]).write_text(text)
+        change(job)
+        if job.get("comment") is None:
+            keep, nothing = [sys.executable, __file__, "serve", job["id"]], subprocess.DEVNULL
+            subprocess.Popen(keep, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+    print(f"{count}" if IS_COBALT else f"{count}{'' if last is None else '[]'}.{SERVER}")
+    return 0
+
+
+def dependencies(text: str) -> tuple[list[str], str]:
+    """The ids of `depend=afterok:7:8`, and what is wrong with them."""
+    ids = text.removeprefix("depend=afterok:").split(":") if text else []
+    for number in ids:
+        known = path_of(number).exists() and (load(number)["state"] != "F" or (HOME / "history").exists())
+        if not known and "[]" not in number:
+            return [], f"Unknown Job Id {number}"
+    return ids, ""
+
+
+def qalter(words: list[str]) -> int:
+    *_, value, number = words
+    after, problem = dependencies(value)
+    if not problem:  # it accepts an unknown job, too
+        change(load(number), after=after)
+    return 0
+
+
+def waits(job: Job) -> bool:
+    """Until all jobs before it have ended well. One that did not deletes this job."""
+    for number in [each for word in load(job["id"])["after"] for each in elements(word)]:
+        other = load(number)
+        if other["state"] != "F":
+            return True
+        if other.get("exit") != 0:
+            change(load(job["id"]), state="F")
+            raise SystemExit(0)
+    return False
+
+
+def elements(number: str) -> list[str]:
+    """The jobs of an array, `7[].pbs0`; else the job itself."""
+    name, brackets, _ = number.partition("[]")
+    every = [json.loads(path.read_text())["id"] for path in (HOME / "jobs").glob("*.json")]
+    return [each for each in every if each.startswith(f"{name}[")] if brackets else [number]
+
+
+def pbsnodes(words: list[str]) -> int:
+    cpus = int((HOME / "cpus").read_text())
+    node = {"state": "free", "resources_available": {"ncpus": cpus, "mem": "8388608kb"}}
+    print(json.dumps({"nodes": dict.fromkeys((HOME / "hosts").read_text().split(), node)}))
     return 0
 
 
@@ -158,7 +215,7 @@ def pbs_wishes(options: dict[str, list[str]]) -> Job:
             nodes.append(fits[0])
     hours, minutes, seconds = wishes["walltime"].split(":")
     walltime = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
-    return {"comment": None, "nodes": nodes, "wishes": wishes, "walltime": walltime}
+    return {"comment": None, "nodes": nodes, "wishes": wishes, "walltime": walltime, "ncpus": ncpus}
 
 
 def cobalt_wishes(options: dict[str, list[str]]) -> Job:
@@ -177,6 +234,11 @@ def cobalt_wishes(options: dict[str, list[str]]) -> Job:
 def serve(number: str) -> int:
     """Runs the script on the first host, and ends it when its time is over or somebody says so."""
     job = load(number)
+    while waits(job):
+        time.sleep(0.2)
+    job = load(number)
+    if job["state"] == "F":
+        return 0
     count = number.partition(".")[0]
     nodes, spool = HOME / f"{count}.nodes", HOME / f"{count}.OU"
     nodes.write_text("".join(f"{node}\n" for node in job["nodes"]))
@@ -187,6 +249,7 @@ def serve(number: str) -> int:
         environment |= {"COBALT_ENDTIME": str(began + job["walltime"])}
     else:
         environment |= {"PBS_JOBID": number, "PBS_NODEFILE": str(nodes), "PBS_O_WORKDIR": job["cwd"]}
+        environment |= {} if job["index"] is None else {"PBS_ARRAY_INDEX": str(job["index"])}
     environment["PATH"] = f"{HOME}/bin:{environment['PATH']}"  # where its commands are installed
     environment |= {name: os.environ[name] for name in ("XDG_DATA_HOME",) if name in os.environ}
     first = job["nodes"][0]
@@ -211,6 +274,7 @@ def serve(number: str) -> int:
             if not asked:
                 asked = time.time()
                 time.sleep(NOTICE_SECONDS)
+                # To every process of the session: the script's trap and `timeout` pass it on, so COMMAND gets several.
                 tell(first, kill=session, signal=int(signal.SIGTERM))
             elif time.time() > asked + KILL_SECONDS:
                 tell(first, kill=session, signal=int(signal.SIGKILL))
@@ -243,19 +307,23 @@ def qstat(words: list[str]) -> int:
         return 0
     if "-F" in flags and "-f" not in flags:
         return fail(2, "usage: qstat -f [-F json] job_identifier...")
-    jobs, code = {}, 0
-    for number in ids:
-        if not path_of(number).exists():
-            code = fail(153, f"qstat: Unknown Job Id {number}")
+    has_history = (HOME / "history").exists()
+    is_refused = "-x" in flags and not has_history
+    jobs, code = {}, fail(0, f"qstat: {NO_HISTORY} {' '.join(ids)}") if is_refused else 0
+    for number in (
+        [] if is_refused else ids or [json.loads(path.read_text())["id"] for path in (HOME / "jobs").glob("*.json")]
+    ):
+        job = load(number) if path_of(number).exists() else {"state": "F"}
+        if "id" not in job or (job["state"] == "F" and not has_history):
+            code = fail(153, f"qstat: Unknown Job Id {number}") if ids else code
             continue
-        job = load(number)
         if job["state"] == "F" and "-x" not in flags:
             code = fail(35, f"qstat: {number} Job has finished, use -x or -H to obtain historical job information")
             continue
         jobs[job["id"]] = {
             "Job_Name": job["name"],
             "job_state": job["state"],
-            "exec_host": "+".join(f"{node}/0*1" for node in job["nodes"]),
+            "exec_host": "+".join(f"{node}/0*{job.get('ncpus', 1)}" for node in job["nodes"]),
             "Resource_List": {"walltime": job["wishes"].get("walltime"), "place": job["wishes"].get("place")},
             "Variable_List": {"A": 7, "B": True},
             **({"comment": job["comment"]} if job.get("comment") else {}),
@@ -267,12 +335,23 @@ def qstat(words: list[str]) -> int:
 
 
 def qdel(words: list[str]) -> int:
-    if not path_of(words[0]).exists():
-        return fail(153, f"qdel: Unknown Job Id {words[0]}")
-    job = load(words[0])
-    if job["state"] == "Q":
-        change(job, state="F")
-    (HOME / f"{words[0].partition('.')[0]}.deleted").touch()
+    for number in elements(words[0]):
+        if not path_of(number).exists():
+            return fail(153, f"qdel: Unknown Job Id {number}")
+        job = load(number)
+        if job["state"] == "Q":
+            change(job, state="F")
+        (HOME / f"{number.partition('.')[0]}.deleted").touch()
+    return 0
+
+
+def qsig(words: list[str]) -> int:
+    """To the whole session of the script. The login shell around it dies of the signal, and the job ends at once."""
+    job = load(words[2])
+    if job["state"] != "R":
+        return fail(158, f"qsig: Request invalid for state of job {words[2]}")
+    for number in (signal.Signals[f"SIG{words[1]}"], signal.SIGKILL):
+        tell(job["nodes"][0], kill=job["session"], signal=int(number))
     return 0
 
 
@@ -306,7 +385,8 @@ def task(host: str, argv: list[str], environment: dict[str, str], cwd: str, outp
 
 if __name__ == "__main__":
     name, *arguments = sys.argv[1:]
-    verbs = {"qsub": qsub, "qstat": qstat, "qdel": qdel, "pbs_tmrsh": pbs_tmrsh, "ssh": ssh}
+    verbs = {"qsub": qsub, "qstat": qstat, "qdel": qdel, "qsig": qsig, "qalter": qalter, "pbsnodes": pbsnodes}
+    verbs |= {"pbs_tmrsh": pbs_tmrsh, "ssh": ssh}
     if name in verbs:
         raise SystemExit(verbs[name](arguments))
     raise SystemExit(mom(arguments[0]) if name == "mom" else serve(arguments[0]))

@@ -128,7 +128,9 @@ class Hosts:
         link = self._links[host]
         _sh("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(first))
         _sh("ip", "link", "set", link, "master", self.bridge, "up")
-        for words in (f"addr add {self.ips[host]}/24 dev eth0", "link set eth0 up"):
+        # Its hardware address stays the same when it is booted again, so that the others reach it at once.
+        hardware = f"link set eth0 address 02:00:00:00:00:{11 + host:02x}"
+        for words in (hardware, f"addr add {self.ips[host]}/24 dev eth0", "link set eth0 up"):
             _sh("nsenter", f"--net=/proc/{first}/ns/net", "ip", *words.split())
 
     def kill(self, host: int) -> None:

@@ -29,6 +29,7 @@ USER, PASSWORD, CLUSTER, PORT = "pcloar", "paceline", "paceline", 5479
 BOOT = """
 set -e
 place={place} name={name}
+rm -rf "$place/varliboar"
 mkdir -p "$place" /dev/oar_cgroups_links /dev/cpuset /run/sshd
 cp -a /var/lib/oar "$place/varliboar"
 mount --bind "$place/varliboar" /var/lib/oar
@@ -72,9 +73,8 @@ class OarBed:
             self._configure()
             self.hosts.__enter__()
             self._start_database()
-            for number, name in enumerate(self.names, start=1):
-                text = BOOT.format(place=self.folder / name, name=name, controllers=" ".join(CONTROLLERS))
-                self.hosts.start(number, ["bash", "-c", text], output=self.folder / f"{name}.log")
+            for number in range(1, len(self.names) + 1):
+                self._start_sshd(number)
             self.hosts.start(0, ["/usr/sbin/Almighty"], output=self.folder / "almighty.log")
             address = f"</dev/tcp/{self.hosts.names[0]}/6666"
             wait_until(lambda: self.hosts.run(0, ["bash", "-c", address]).returncode == 0, "OAR's server answers")
@@ -97,13 +97,7 @@ class OarBed:
         self.hosts.close()
         self._quiet("pg_dropcluster", "15", CLUSTER)
         for name in self.names:
-            for controller in CONTROLLERS:
-                top = Path(f"/sys/fs/cgroup/{controller}/pcloar_{name}")
-                for path in sorted(top.rglob("*"), reverse=True) if top.exists() else []:
-                    if path.is_dir():
-                        path.rmdir()
-                if top.exists():
-                    top.rmdir()
+            _remove_cgroups(name)
         if self._before is not None:
             CONF.write_bytes(self._before)  # in place: its owner and mode stay
         self._quiet("userdel", USER)
@@ -118,6 +112,21 @@ class OarBed:
         done = self.run(line)
         assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def reboot(self, number: int) -> None:
+        """Starts a host that was killed; OAR may use it again."""
+        name = self.hosts.names[number]
+        _remove_cgroups(name)
+        self.hosts.boot(number)
+        self._start_sshd(number)
+        listens = f"</dev/tcp/{name}/6667"
+        wait_until(lambda: self.hosts.run(0, ["bash", "-c", listens]).returncode == 0, "the host answers")
+        self._said("oarnodesetting", "-s", "Alive", "-h", name)
+
+    def _start_sshd(self, number: int) -> None:
+        name = self.hosts.names[number]
+        text = BOOT.format(place=self.folder / name, name=name, controllers=" ".join(CONTROLLERS))
+        self.hosts.start(number, ["bash", "-c", text], output=self.folder / f"{name}.log")
 
     def _said(self, *words: str) -> str:
         done = self.hosts.run(0, words)
@@ -157,6 +166,16 @@ class OarBed:
         self._said("su", "postgres", "-c", f"psql -q -p {PORT} -c \"ALTER USER postgres PASSWORD '{PASSWORD}'\"")
         create = ["oar-database", "--create", "--db-admin-user=postgres", f"--db-admin-pass={PASSWORD}", "-y"]
         self._said(*create)
+
+
+def _remove_cgroups(name: str) -> None:
+    for controller in CONTROLLERS:
+        top = Path(f"/sys/fs/cgroup/{controller}/pcloar_{name}")
+        for path in sorted(top.rglob("*"), reverse=True) if top.exists() else []:
+            if path.is_dir():
+                path.rmdir()
+        if top.exists():
+            top.rmdir()
 
 
 def make_venv(path: Path) -> None:

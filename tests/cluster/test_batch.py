@@ -40,7 +40,8 @@ class Batch:
         if kind == "cobalt":
             (self.state / "cobalt").touch()
         program = Path(__file__).with_name("fakebatch.py")
-        for name in ("qsub", "qstat", "qdel", "ssh" if kind == "cobalt" else "pbs_tmrsh"):
+        own = ("ssh",) if kind == "cobalt" else ("pbs_tmrsh", "pbsnodes")
+        for name in ("qsub", "qstat", "qdel", "qsig", "qalter", *own):
             tool = self.bin / name
             call = f'exec {sys.executable} {program} {name} "$@"'
             tool.write_text(f"#!/bin/bash\nexport FAKEBATCH={self.state}\n{call}\n")
@@ -65,7 +66,7 @@ class Batch:
         return done.stdout
 
     def submit(self, *words: str) -> str:
-        match = re.match(r"job        (\S+) ", self.said("paceline", "submit", "--on", self.kind, *words))
+        match = re.search(r"^job        (\S+) ", self.said("paceline", "submit", "--on", self.kind, *words), re.M)
         assert match is not None
         return match[1]
 
@@ -113,17 +114,103 @@ def test_the_job_submits_its_successor(kind: str, batch: Callable[[str], Batch])
     assert len(list((queue.state / "jobs").glob("*.json"))) == 2  # and no third
 
 
-def test_pbs_tells_why_it_waits_and_how_it_ended(batch: Callable[[str], Batch]) -> None:
+@pytest.mark.parametrize("history", [False, True])
+def test_pbs_tells_how_a_job_ended(history: bool, batch: Callable[[str], Batch]) -> None:
+    """Without history, its default, only the job itself knows."""
     queue = batch("pbs")
-    never = queue.submit("--nodes", "7", "--cores", "1", "--", "true")
-    assert "waiting (Can Never Run: Insufficient" in queue.said("paceline", "status", never)
-    queue.said("paceline", "cancel", never)
-    assert "cancelled" in queue.said("paceline", "status", never)
+    if history:
+        (queue.state / "history").touch()
+    never = queue.run("paceline", "submit", "--on", "pbs", "--nodes", "7", "--cores", "1", "--", "true")
+    assert never.returncode == 2 and "--nodes 7: PBS has 2 hosts" in never.stderr, never.stderr
+    assert not list(queue.home.glob("data/paceline/jobs/*"))
     failed = queue.submit("--name", "three", "--", "sh", "-c", "exit 3")
     assert "failed, exit code 3" in queue.followed(failed, 60)
     deaf = "trap '' USR1 TERM; sleep 60"
     late = queue.submit("--walltime", "9s", "--save", "1s", "--attempts", "1", "--", "sh", "-c", deaf)
     assert "timeout" in queue.followed(late, 90)
+
+
+def test_a_running_job_is_running_without_history(batch: Callable[[str], Batch]) -> None:
+    """`qstat -x` answers nothing then: the job was called killed, and `logs -f` stopped."""
+    queue = batch("pbs")
+    number = queue.submit("--", "sh", "-c", "until [ -e go ]; do sleep 0.2; done; echo it went")
+    output = next((queue.home / "data/paceline/jobs").iterdir()) / "output.log"
+    wait_until(lambda: output.exists() and "launch: 1 node(s), 2 CPU(s)" in output.read_text(), "it runs", 60)
+    assert " running" in queue.said("paceline", "jobs") and "running, for" in queue.said("paceline", "status", number)
+    queue.run("sh", "-c", "(sleep 6; touch go) >/dev/null 2>&1 &")  # logs asks every 5 s
+    said = queue.followed(number, 60)
+    assert "it went\n" in said and "is done" in said, said
+
+
+def test_a_script_of_a_dry_run_submitted_by_hand(batch: Callable[[str], Batch]) -> None:
+    queue = batch("pbs")
+    script = queue.said("paceline", "submit", "--on", "pbs", "--name", "hand", "--dry-run", "--", "sh", "-c", "exit 3")
+    (queue.home / "mine.sh").write_text(script)
+    number = queue.said("qsub", "mine.sh").strip()
+    wait_until(lambda: "hand" in queue.said("paceline", "jobs"), "paceline knows it", 30)
+    assert "failed, exit code 3" in queue.followed(number, 60)
+
+
+def test_an_array_of_seeds(batch: Callable[[str], Batch]) -> None:
+    """Elements continue themselves one by one; a job can come after all of them only if they do not."""
+    queue = batch("pbs")
+    continues = "[ {seed} = 4 ] && [ ! -e again ] && touch again && exit 99; echo seed {seed}"
+    number = queue.submit("--cores", "1", "--name", "many", "--seeds", "3-5", "--", "sh", "-c", continues)
+    assert number == "1[0].pbs0"
+    for at, seed in enumerate((3, 4, 5)):
+        assert f"seed {seed}\n" in queue.followed(f"1[{at}]", 90)
+    _, row = queue.said("paceline", "jobs").splitlines()
+    assert row.split()[0] == "1[].pbs0" and row.split()[-3:] == ["4", "3", "done"], row
+    done = queue.run("paceline", "submit", "--on", "pbs", "--after", "1[].pbs0", "--", "true")
+    assert done.returncode == 0, done.stderr  # all of them are done
+
+
+def test_a_job_after_one_that_continues_itself(batch: Callable[[str], Batch]) -> None:
+    """PBS would delete it when the first start ends with 99."""
+    queue = batch("pbs")
+    continues = "[ -e again ] || { touch again; sleep 3; exit 99; }; sleep 1; touch first-is-done"
+    first = queue.submit("--name", "first", "--", "sh", "-c", continues)
+    second = queue.submit("--name", "second", "--after", first, "--", "sh", "-c", "[ -e first-is-done ]")
+    assert "is done" in queue.followed(second, 90)
+    assert "2 " in queue.said("paceline", "jobs").splitlines()[1]
+
+
+SHOW = """
+import os, socket, time
+import ray
+ray.init(log_to_driver=False, logging_level="error")
+
+@ray.remote(num_cpus=1)
+def where():
+    time.sleep(0.5)
+    return socket.gethostname(), os.environ.get("LICENSE"), os.environ.get("FROM_A_LINE")
+
+print("seen", sorted(set(ray.get([where.remote() for _ in range(8)]))), flush=True)
+"""
+
+
+def test_a_profile_reaches_every_host(batch: Callable[[str], Batch]) -> None:
+    queue = batch("pbs")
+    (queue.home / "show.py").write_text(SHOW)
+    (queue.home / "site.yaml").write_text("set: {LICENSE: 27@server}\nlines: [export FROM_A_LINE=yes]\n")
+    number = queue.submit("--profile", "site.yaml", "--nodes", "2", "--", "python3", "show.py")
+    said = queue.followed(number)
+    assert str([(name, "27@server", "yes") for name in sorted(queue.hosts.names[1:])]) in said, said
+
+
+@pytest.mark.parametrize("how", ["qdel", "paceline cancel"])
+def test_a_cancelled_job_is_saved(how: str, batch: Callable[[str], Batch]) -> None:
+    """qdel signals the session of the script, `timeout` included: one request is several SIGTERMs."""
+    queue = batch("pbs")
+    train = ["paceline", "train", "--env", "CartPole-v1", *SMALL, "--total-steps", "1000M", "--name", "gone"]
+    number = queue.submit("--nodes", "1", "--", *train)
+    run = queue.home / "runs/gone"
+    wait_until(lambda: (run / "metrics.jsonl").exists(), "it trains", 60)
+    queue.said(*how.split(), number)
+    assert "cancelled" in queue.followed(number, 60)
+    status = json.loads((run / "status.json").read_text())
+    assert status["state"] == "stopped" and "SIGTERM" in status["reason"], status
+    assert (run / "checkpoints/last").readlink().name == f"step-{status['env_steps']}"
 
 
 @pytest.mark.parametrize("kind", ["pbs", "cobalt"])

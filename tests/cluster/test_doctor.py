@@ -64,20 +64,35 @@ def test_a_spoiled_host_is_found_out(hosts: Hosts, tmp_path: Path) -> None:
     assert re.search(r"^nowhere .* no answer$", out, re.M), out
     for level, subject, text in (
         ("✗", "answers", "nowhere: .*resolve"),
-        ("✗", "ray", r"node1: 2\.1\.0, and node0 has"),
+        ("✗", "ray", r"node1: 2\.1\.0, but node0 has"),
         ("!", "LD_PRELOAD", r"node1: .*libahead\.so"),
         ("!", "proxies", "node1: http_proxy"),
         ("!", "temporary files", r"node1: TMPDIR=.* characters"),
         ("!", "open files", "node1: at most 256"),
         ("!", "clock", "node1: (89|90).* s ahead of node0"),
-        ("!", "cores", "node1: 64 are given"),
-        ("!", "leftovers", "node1: of a job of ours that is gone"),
-        ("✓", "network", "node1: reached and reaches node0"),
+        ("!", "cores", "node1: 64 are allocated"),
+        ("!", "leftovers", "node1: processes of a dead paceline job"),
+        ("✓", "network", "node1: it and node0 reach each other"),
         ("✓", "torch", ""),
     ):
         assert re.search(rf"^{level} {subject} +{text}", re.sub(r"\n {15,}", " ", out), re.M), f"{subject}\n{out}"
     hosts.run(1, ["pkill", "sleep"])
     left.wait(timeout=10)
+
+
+def test_inside_a_job_of_pbs(hosts: Hosts, tmp_path: Path) -> None:
+    """What pbs_tmrsh starts prints into the job's output and has no input, as was seen of a real one."""
+    env = start_sshd(hosts, tmp_path / "ssh") | {"COLUMNS": "120", "PYTHONIOENCODING": "utf-8"}
+    tool = tmp_path / "ssh/pbs_tmrsh"
+    tool.write_text(f'#!/bin/sh\nhost=$1; shift 3; exec ssh -n "$host" "$1" >>{tmp_path}/job.out 2>&1\n')
+    tool.chmod(0o755)
+    (tmp_path / "nodes").write_text("node0\nnode1\n")
+    env |= {"PBS_JOBID": "7.head", "PBS_NODEFILE": str(tmp_path / "nodes"), "PACELINE_RENDEZVOUS": f"{tmp_path}/meet"}
+    done = hosts.run(0, [PACELINE, "doctor", "--out", str(tmp_path)], env=env, cwd=str(tmp_path), seconds=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^✓ network +node1: it and node0 reach each other$", done.stdout, re.M), done.stdout
+    assert re.search(rf"^node1 +{hosts.ips[1]} +eth0 .* ok$", done.stdout, re.M), done.stdout
+    assert (tmp_path / "job.out").read_text() == "" and list((tmp_path / "meet").iterdir()) == []
 
 
 def test_inside_an_allocation_all_its_hosts_are_looked_at(hosts: Hosts, tmp_path: Path) -> None:
@@ -90,5 +105,5 @@ def test_inside_an_allocation_all_its_hosts_are_looked_at(hosts: Hosts, tmp_path
     argv = [PACELINE, "doctor", "--interface", "eth0", "--out", str(tmp_path)]
     done = hosts.run(0, argv, env=env, cwd=str(tmp_path), seconds=60)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^✓ network +node1: reached and reaches node0$", done.stdout, re.M), done.stdout
+    assert re.search(r"^✓ network +node1: it and node0 reach each other$", done.stdout, re.M), done.stdout
     assert re.search(r"^✓ clock +node1: ", done.stdout, re.M) and "no answer" not in done.stdout

@@ -25,7 +25,7 @@ ray.init(log_to_driver=False, logging_level="error")
 @ray.remote(num_cpus=1)
 def where():
     time.sleep(0.5)
-    return socket.gethostname(), os.environ.get("LD_PRELOAD"), os.environ.get("http_proxy")
+    return socket.gethostname(), os.environ.get("LD_PRELOAD"), os.environ.get("http_proxy"), os.environ.get("LICENSE")
 
 seen = ray.get([where.remote() for _ in range(6)])
 print(json.dumps({"seen": seen, "address": os.environ["RAY_ADDRESS"], "host": socket.gethostname(),
@@ -80,10 +80,10 @@ def test_two_hosts_by_ssh_with_nothing_shared(hosts: Hosts, place: Path, tmp_pat
     assert done.returncode == 5, done.stderr
     facts = json.loads(done.stdout)
     assert {name for name, *_ in facts["seen"]} == {"node0", "node1"} and facts["cpus"] == 2.0
-    assert all(preload is None and proxy is None for _, preload, proxy in facts["seen"])
+    assert all(preload is None and proxy is None for _, preload, proxy, _ in facts["seen"])
     assert facts["address"].startswith(hosts.ips[0]) and facts["host"] == "node0" and "LD_PRELOAD" in done.stderr
     formed = next(row["seconds"] for row in events(place) if row["phase"] == "formed")
-    assert formed < 15 and time.monotonic() - began < 45
+    assert formed < 30 and time.monotonic() - began < 80
     assert left(hosts) == []
 
 
@@ -94,6 +94,9 @@ def test_training_over_ssh(hosts: Hosts, place: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((place / "runs/x/summary.json").read_text())
     assert summary["nodes"] == 2 and {host["host"] for host in summary["hosts"]} == {"node0", "node1"}
+    rows = [json.loads(line) for line in (place / "runs/x/metrics.jsonl").read_text().splitlines()]
+    most = 100 * (os.cpu_count() or 1)  # imports and set-up of the workers are no part of it
+    assert all(0 < row["cpu_percent"] < 1.3 * most for row in rows), [row["cpu_percent"] for row in rows]
     assert left(hosts) == []
 
 
@@ -165,13 +168,22 @@ def test_hosts_that_a_scheduler_reaches(scheduler: str, hosts: Hosts, place: Pat
     else:
         tool, script = "pbs_tmrsh", 'host=$1; shift 3; exec ssh -n "$host" "$1"'
         env |= {"PBS_JOBID": "7.head", "PBS_NODEFILE": str(nodes)}
+        (tmp_path / "ssh/pbs_attach").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/attached\n')
+        (tmp_path / "ssh/pbs_attach").chmod(0o755)
+    env |= {"LICENSE": "27@server", "PACELINE_PASS_ON": "LICENSE"}
     (tmp_path / "ssh" / tool).write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "ssh" / tool).chmod(0o755)
     (tmp_path / "show.py").write_text(SHOW)
     argv = [PACELINE, "launch", "--cpus", "1", "--log", str(tmp_path / "log"), "--", sys.executable, "show.py"]
     done = hosts.run(0, argv, env=env, cwd=str(tmp_path), seconds=60)
     assert done.returncode == 5, done.stderr
-    assert {name for name, *_ in json.loads(done.stdout)["seen"]} == {"node0", "node1"}
+    assert {(name, license) for name, *_, license in json.loads(done.stdout)["seen"]} == {
+        ("node0", "27@server"),
+        ("node1", "27@server"),
+    }
+    if scheduler == "pbs":  # on the first host, the sessions of the supervisor and of the command
+        attached = [line.split() for line in (tmp_path / "attached").read_text().splitlines()]
+        assert len(attached) == 2 and all(words[:3] == ["-j", "7.head", "-p"] for words in attached)
     assert any(row["detail"] == f"by {tool}" for row in events(tmp_path)) and not (tmp_path / "log/contact").exists()
     assert left(hosts) == []
 
@@ -183,7 +195,7 @@ def mpich(folder: Path, env: dict[str, str], *words: str) -> list[str]:
 
 
 def mpirun(folder: Path, *words: str) -> list[str]:
-    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+    options = ["--allow-run-as-root", "--oversubscribe"]
     agent = ["--mca", "plm_rsh_agent", f"{folder}/ssh", "--mca", "btl_tcp_if_include", "eth0"]
     agent += ["--mca", "oob_tcp_if_include", "eth0"]
     return ["mpirun", *options, *agent, *words]
@@ -205,6 +217,20 @@ def test_mpirun_over_two_hosts(kind: str, hosts: Hosts, place: Path, tmp_path: P
     assert {name for name, *_ in facts["seen"]} == {"node0", "node1"}, done.stderr
     assert sum(row["phase"] == "spare" for row in events(place)) == 2
     assert left(hosts) == [] and list((tmp_path / "meet").iterdir()) == []
+
+
+def test_one_rank_a_host_has_all_its_cores_and_prints_lines(hosts: Hosts, place: Path, tmp_path: Path) -> None:
+    """Open MPI binds each rank to a core and gives it a pseudo-terminal."""
+    env = start_sshd(hosts, tmp_path / "ssh") | {"PACELINE_RENDEZVOUS": str(tmp_path / "meet"), "TERM": "xterm"}
+    start = mpirun(tmp_path / "ssh", "-np", "2", "--host", "node0:2,node1:2", "--map-by", "ppr:1:node", *SHOWN)
+    train = f"{PACELINE} train --engine ray --workers 2 --env CartPole-v1 --preset none --iterations 5 --name x".split()
+    argv = [*start, PACELINE, "launch", "--log", str(place / "log"), "--", *train]
+    done = hosts.run(0, argv, env=env, cwd=str(tmp_path), seconds=120)
+    said, cores = done.stdout + done.stderr, len(os.sched_getaffinity(0))
+    assert done.returncode == 0 and f"2 node(s), {2 * cores} CPU(s)" in said, said
+    assert said.count(f"mpirun bound each process to 1 of {cores} cores") == 1, said
+    assert "Iteration 5 reward" in said and "\x1b" not in said, said
+    assert left(hosts) == []
 
 
 def test_a_killed_first_process_of_mpirun(hosts: Hosts, place: Path, tmp_path: Path) -> None:

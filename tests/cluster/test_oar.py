@@ -41,15 +41,57 @@ def test_train_on_two_hosts(oar: OarBed) -> None:
     assert all(name in oar.said(f"paceline status {number}") for name in oar.names)
 
 
-def test_exit_code_and_cancel(oar: OarBed) -> None:
+def test_exit_code(oar: OarBed) -> None:
     three = submit(oar, "--walltime 5m --name three -- sh -c 'exit 3'")
     assert "failed, exit code 3\n" in oar.run(f"paceline logs {three} -f", seconds=60).stderr
-    long = submit(oar, "--nodes 2 --walltime 5m --name long -- sleep 200")
-    wait_until(lambda: "launch: 2 node(s)" in output(oar, "long"), "it runs", 60)
-    oar.said(f"paceline cancel {long}")
-    wait_until(lambda: "cancelled" in oar.said(f"paceline status {long}"), "it is cancelled", 40)
+
+
+@pytest.mark.parametrize("how", ["paceline cancel", "oardel"])
+def test_cancel(how: str, oar: OarBed) -> None:
+    """oardel kills at once: the run is resumable from its last checkpoint, and whoever asks gets a true status."""
+    name = how.split()[0]
+    words = f"--total-steps 1000M --set checkpoint.every_seconds=1 --name {name}"
+    number = submit(oar, f"--nodes 2 --walltime 5m --name {name} -- {TRAIN} {words}")
+    run = oar.home / "runs" / name
+    wait_until(lambda: (run / "checkpoints/last").exists() and (run / "metrics.jsonl").exists(), "it trains", 90)
+    oar.said(f"{how} {number}")
+    wait_until(lambda: "cancelled" in oar.said(f"paceline status {number}"), "it is cancelled", 40)
+    status = json.loads((run / "status.json").read_text())
+    assert status["state"] == "stopped", status
+    if name == "paceline":
+        assert (run / "checkpoints/last").readlink().name == f"step-{status['env_steps']}", output(oar, name)
     for host in (1, 2):
         wait_until(lambda host=host: not oar.hosts.pids(host, "raylet"), "nothing of Ray is left", 20)  # type: ignore[misc]
+        assert not list((oar.hosts.root(host) / "tmp").glob("pl-*"))
+
+
+def test_seeds_are_an_array(oar: OarBed) -> None:
+    said = oar.said("paceline submit --on oar --walltime 5m --name many --seeds 3-5 -- echo seed {seed}")
+    array = said.split()[1]
+    assert f"array      {array} (oar), 3 jobs of 1 host" in said
+    for at, seed in enumerate((3, 4, 5)):
+        followed = oar.run(f"paceline logs {int(array) + at} -f", seconds=60)
+        assert f"seed {seed}\n" in followed.stdout and "is done" in followed.stderr, followed.stdout
+    assert re.search(rf"^{array} +oar +many-3 … .* 3 done$", oar.said("paceline jobs"), re.M)
+    said = oar.said("paceline submit --on oar --walltime 5m --name gone --seeds 0-1 -- sleep 100")
+    oar.said(f"paceline cancel {said.split()[1]}")
+    wait_until(lambda: "2 cancelled" in oar.said("paceline jobs"), "both are cancelled", 40)
+
+
+def test_a_script_of_a_dry_run_submitted_by_hand(oar: OarBed) -> None:
+    oar.said(
+        "paceline submit --on oar --walltime 5m --name hand --dry-run -- sh -c 'exit 3' >mine.sh; chmod +x mine.sh"
+    )
+    match = re.search(r"^OAR_JOB_ID=(\d+)$", oar.said("oarsub -S ./mine.sh"), re.M)
+    assert match is not None
+    wait_until(lambda: " hand " in oar.said("paceline jobs"), "paceline knows it", 40)
+    assert "failed, exit code 3" in oar.run(f"paceline logs {match[1]} -f", seconds=60).stderr
+
+
+def test_what_can_never_run_is_refused(oar: OarBed) -> None:
+    for words in ("--cores 99", "--nodes 9", "--after 99999"):
+        done = oar.run(f"paceline submit --on oar --walltime 5m {words} -- true")
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stdout + done.stderr
 
 
 def test_checkpoint_resubmission_resume_one_curve(oar: OarBed) -> None:

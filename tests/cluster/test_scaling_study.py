@@ -28,7 +28,7 @@ settings:
 
 
 def study(cluster: RayCluster, folder: Path, name: str) -> dict[str, Any]:
-    argv = [sys.executable, "-m", "paceline.cli", "bench", "scaling", "--study", "study.yaml", "--out", name]
+    argv = [sys.executable, "-m", "paceline.commands.main", "bench", "scaling", "--study", "study.yaml", "--out", name]
     process = cluster.start_driver(argv, cwd=folder, output=folder / f"{name}.txt")
     assert process.wait(timeout=100) == 0, (folder / f"{name}.txt").read_text()
     (series,) = json.loads((folder / name / "scaling.json").read_text())["series"]

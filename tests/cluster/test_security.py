@@ -20,7 +20,7 @@ WAIT = "import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(60)\n"
 STRANGER = """
 import encodings.idna, http.client, json, os, socket, sys
 from pathlib import Path
-import grpc
+import grpc, ray
 
 METHODS = (
     "NodeInfoGcsService/GetAllNodeInfo", "JobInfoGcsService/GetAllJobInfo", "InternalKVGcsService/InternalKVKeys",
@@ -59,8 +59,21 @@ def listening():
                 outside = name == "tcp6" or set(address) == {"0"}
                 yield "0.0.0.0" if outside else socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)
 
+def joined(address):
+    # In a process of its own: Ray ends the process if the head refuses it.
+    pid = os.fork()
+    if pid == 0:
+        os.environ.update(RAY_gcs_server_request_timeout_seconds="5", RAY_gcs_rpc_server_connect_timeout_s="5")
+        sys.stdout = sys.stderr = open(os.devnull, "w")
+        try:
+            ray.init(address=address, log_to_driver=False)
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
 called("127.0.0.1", 9, "warm/up")
-folder = sys.argv[1]
+folder, address = sys.argv[1:]
 os.setgroups([])
 os.setresgid(65534, 65534, 65534)
 os.setresuid(65534, 65534, 65534)
@@ -83,33 +96,49 @@ for host, port in sorted(set(listening())):
         "runtime": asked(at, port, "POST", "/get_or_create_runtime_env", b""),
         "calls": sorted({called(at, port, method) for method in METHODS}),
     }
-print(json.dumps({"files": files, "environ": environ, "ports": ports}))
+print(json.dumps({"files": files, "environ": environ, "ports": ports, "joined": joined(address)}))
 """
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
+# It takes the names that a job might want, before the job: folders, a link to a folder of the job's user, Ray's own.
+SQUATTER = """
+import os, pathlib, socket
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+for name in ("pl-aaaaaaaa/r", "pl-bbbbbbbb/r", "ray"):
+    os.makedirs(f"/tmp/{name}", 0o777)
+pathlib.Path("/tmp/pl-aaaaaaaa/lock").write_text(socket.gethostname())  # as if its owner were dead
+pathlib.Path("/tmp/pl-aaaaaaaa/r/token").write_text("mine")
+os.symlink("/tmp/own", "/tmp/pl-link")
+"""
+
+
+@pytest.fixture(scope="module", params=["launch", "train"])
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A job with a dashboard, and what a stranger beside it found; one for all tests, as it takes seconds."""
     place = tmp_path_factory.mktemp("job")
     (place / "wait.py").write_text(WAIT)
+    launch = f"launch --rehearse 1 --dashboard --log {place}/log -- {sys.executable} wait.py"
+    train = "train --env CartPole-v1 --workers 2 --name x --total-steps 100M --set engine.dashboard=true"
+    words, began = {"launch": (launch, "began"), "train": (train, "runs/x/metrics.jsonl")}[request.param]
     with Hosts(1, shared=[place]) as hosts:
-        argv = [PACELINE, "launch", "--rehearse", "1", "--dashboard", "--log", str(place / "log"), "--"]
-        process = hosts.start(0, [*argv, sys.executable, "wait.py"], cwd=str(place))
-        wait_until(lambda: (place / "began").exists(), "the command runs")
+        process = hosts.start(0, [PACELINE, *words.split()], cwd=str(place))
+        wait_until(lambda: (place / began).exists(), "the command runs", 60)
         [folder] = (hosts.root(0) / "tmp").glob("pl-*")
         [token] = folder.rglob("token")
         secret = token.read_text()
-        found = hosts.run(
-            0, [sys.executable, "-c", STRANGER, f"/tmp/{token.parent.relative_to(hosts.root(0) / 'tmp')}"], seconds=60
-        )
+        inside = f"/tmp/{token.parent.relative_to(hosts.root(0) / 'tmp')}"
+        commands = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in hosts.pids(0)]
+        address = next(found[1] for words in commands if (found := re.search(r"--gcs-address=([\d.]+:\d+)", words)))
+        found = hosts.run(0, [sys.executable, "-c", STRANGER, inside, address], seconds=60)
         assert found.returncode == 0, found.stderr
         told = json.loads(found.stdout)
-        told["secret"] = secret
-        told["commands"] = [Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in hosts.pids(0)]
+        told |= {"secret": secret, "is_private": request.param == "train", "commands": commands}
         logs = [path for path in [*folder.rglob("*"), *(place / "log").rglob("*")] if path.is_file()]
         told["logs"] = {str(path): path.read_text(errors="replace") for path in logs if path.name != "token"}
         hosts.signal(process, signal.SIGTERM)
-        process.communicate(timeout=20)
+        process.communicate(timeout=30)
         yield told
 
 
@@ -128,11 +157,32 @@ def test_whoever_asks_without_the_token_is_refused(seen: Any) -> None:
     """Every port of the host is asked to show nodes, to run a job and to lease a worker."""
     assert len(seen["ports"]) >= 6
     for place, answers in seen["ports"].items():
-        refused = {"UNAUTHENTICATED"} if place.startswith("0.0.0.0") else set()
+        # With its dashboard, a private Ray has a server on all interfaces that knows none of these calls.
+        refused = {"UNAUTHENTICATED"} if place.startswith("0.0.0.0") and not seen["is_private"] else set()
         assert refused <= {*answers["calls"]} <= {"UNAUTHENTICATED", "UNIMPLEMENTED", "UNAVAILABLE"}, (
             f"{place}: {answers}"
         )
-        assert not [answers[way] for way in ("get", "submit", "agent", "runtime") if answers[way] == 200], place
+        # Ray's autoscaler serves counters for Prometheus, the same whatever is asked, and takes no other request.
+        ways = ("submit", "agent", "runtime") if answers["submit"] == 405 else ("get", "submit", "agent", "runtime")
+        assert not [answers[way] for way in ways if answers[way] == 200], place
     assert any(answers["submit"] == 401 for answers in seen["ports"].values())  # the dashboard is among them
     web = [place for place, answers in seen["ports"].items() if answers["get"]]
     assert web and all(place.startswith("127.") for place in web)
+
+
+def test_a_stranger_cannot_join(seen: Any) -> None:
+    assert seen["joined"] != 0
+
+
+def test_names_that_a_stranger_has_taken_do_not_matter(tmp_path: Path) -> None:
+    with Hosts(1, shared=[tmp_path]) as hosts:
+        tmp = hosts.root(0) / "tmp"
+        (tmp / "own").mkdir()
+        (tmp / "own/lock").write_text("node0")
+        assert hosts.run(0, [sys.executable, "-c", SQUATTER]).returncode == 0
+        before = sorted(str(path) for path in tmp.rglob("*") if tmp_path.name not in str(path))
+        words = ["train", "--env", "CartPole-v1", "--workers", "2", "--name", "x", "--iterations", "2"]
+        done = hosts.run(0, [PACELINE, *words], cwd=str(tmp_path), seconds=60)
+        assert done.returncode == 0, done.stderr
+        after = sorted(str(path) for path in tmp.rglob("*") if tmp_path.name not in str(path))
+        assert after == before and (tmp / "pl-aaaaaaaa/r/token").read_text() == "mine"

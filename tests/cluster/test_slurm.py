@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,10 +80,10 @@ def test_a_scaling_study_as_jobs(slurm: SlurmBed) -> None:
     words += ["--iterations", "5", "--preset", "none", "--set", "ppo.rollout_steps=16", "--set", "ppo.epochs=1"]
     first = slurm.run(words)
     numbers = re.findall(r"job (\d+) waiting", first.stdout)
-    assert first.returncode == 99 and len(set(numbers)) == 4, first.stdout + first.stderr
+    assert first.returncode == 0 and len(set(numbers)) == 4, first.stdout + first.stderr
     slurm.said("paceline", "cancel", numbers[3])
     again = slurm.run(words)
-    assert again.returncode == 99 and "submitted" not in again.stdout, again.stdout
+    assert "submitted" not in again.stdout, again.stdout
     wait_until(lambda: slurm.said("squeue", "--noheader") == "", "all jobs have ended", 100)
     last = slurm.run(words)
     assert last.returncode == 1, last.stdout + last.stderr
@@ -98,19 +99,64 @@ def test_a_scaling_study_as_jobs(slurm: SlurmBed) -> None:
     assert (slurm.home / "study/launch" / two["name"] / "timeline.jsonl").stat().st_size
 
 
-def test_cancel(slurm: SlurmBed) -> None:
-    train = ["paceline", "train", "--env", "CartPole-v1", *SMALL, "--total-steps", "1000M", "--name", "gone"]
-    number = submit(slurm, "--name", "gone", "--nodes", "2", "--", *train)
-    wait_until(lambda: len(rows(slurm.home / "runs/gone")) > 3, "it trains", 60)
+def is_saved(run: Path) -> bool:
+    """Whether it stopped when it was told to, and its last checkpoint is of its last iteration."""
+    status = json.loads((run / "status.json").read_text())
+    last = (run / "checkpoints/last").readlink().name
+    return status["state"] == "stopped" and "SIGTERM" in status["reason"] and last == f"step-{status['env_steps']}"
+
+
+def left(slurm: SlurmBed) -> list[str]:
+    """Processes and folders of ours, on any host that lives."""
+    found = []
+    for host in [host for host in slurm.hosts._firsts if host > 0]:
+        name = slurm.hosts.names[host]
+        found += [f"{name}: {word}" for word in ("raylet", "paceline") if slurm.hosts.pids(host, word)]
+        found += [f"{name}: {path}" for path in (slurm.hosts.root(host) / "tmp").glob("pl-*")]
+    return found
+
+
+def train(slurm: SlurmBed, name: str, nodes: int, *words: str) -> tuple[str, Path]:
+    """A job without an end that trains already; its id and its run."""
+    command = ["paceline", "train", "--env", "CartPole-v1", *SMALL, "--total-steps", "1000M", "--name", name]
+    number = submit(slurm, "--name", name, "--nodes", str(nodes), *words, "--", *command)
+    run = slurm.home / "runs" / name
+    wait_until(lambda: len(rows(run)) > 3, "it trains", 90)
+    return number, run
+
+
+@pytest.mark.parametrize(("how", "nodes"), [("scancel", 1), ("scancel", 2), ("paceline cancel", 2)])
+def test_cancelled_jobs_are_saved(how: str, nodes: int, slurm: SlurmBed) -> None:
+    name = f"{how.split()[0]}{nodes}"
+    number, run = train(slurm, name, nodes)
     shown = slurm.said("paceline", "status", number)
-    assert "running, for 0:" in shown and "node[1-2]" in shown
-    slurm.said("paceline", "cancel", number)
+    assert "running, for 0:" in shown and slurm.names[0].rstrip("12") in shown
+    slurm.said(*how.split(), number)
     wait_until(lambda: "cancelled" in slurm.said("paceline", "status", number), "it is cancelled", 40)
-    time.sleep(3)
+    assert is_saved(run), (folder_of(slurm, name) / "output.log").read_text()
+    assert (folder_of(slurm, name) / "exit_code").read_text() == "99\n"
+    wait_until(lambda: left(slurm) == [], "nothing is left", 20)
+    time.sleep(2)
     assert slurm.said("squeue", "--noheader") == ""  # nor is it queued again
-    for host in (1, 2):
-        wait_until(lambda host=host: not slurm.hosts.pids(host, "raylet"), "nothing of Ray is left", 20)  # type: ignore[misc]
     assert "is over" in slurm.said("paceline", "cancel", number)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_preempted_job_is_saved_and_goes_on(nodes: int, slurm: SlurmBed) -> None:
+    """With a grace time SLURM tells the steps of a job, not its script."""
+    number, run = train(slurm, f"preempted{nodes}", nodes)
+    script = slurm.home / "urgent.sh"
+    script.write_text("#!/bin/sh\nsleep 5\n")
+    slurm.said("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "urgent.sh")
+    output = folder_of(slurm, f"preempted{nodes}") / "output.log"
+    wait_until(lambda: "to be continued" in output.read_text(), "it is stopped", 30)
+    before = json.loads((run / "status.json").read_text())
+    assert is_saved(run), output.read_text()
+    if nodes == 1:
+        wait_until(lambda: rows(run)[-1]["env_steps"] > before["env_steps"], "it goes on", 90)
+    slurm.said("paceline", "cancel", number)
+    iterations = [row["iteration"] for row in rows(run)]
+    assert is_saved(run) and iterations == list(range(1, len(iterations) + 1))
 
 
 def test_walltime_requeue_resume_one_curve(slurm: SlurmBed) -> None:
@@ -165,12 +211,23 @@ def test_launch_in_a_script_of_ones_own(slurm: SlurmBed) -> None:
     assert abs(int(text.split("until ")[1].split()[0]) - began - 300) < 60
 
 
-def test_seeds_are_jobs_of_their_own(slurm: SlurmBed) -> None:
-    said = slurm.said("paceline", "submit", "--on", "slurm", "--cores", "1", "--seeds", "3,4", "--", "echo", "it is")
-    numbers = re.findall(r"^job        (\d+)", said, re.M)
-    assert len(numbers) == 2
-    for number, seed in zip(numbers, (3, 4), strict=True):
-        assert f"it is --seed {seed}\n" in slurm.run(["paceline", "logs", number, "-f"], seconds=90).stdout
+def test_seeds_are_an_array(slurm: SlurmBed) -> None:
+    """One of them continues itself; a job comes after all."""
+    continues = "[ {seed} = 4 ] && [ ! -e again ] && touch again && exit 99; echo seed {seed}; touch seed-{seed}"
+    words = ["--cores", "1", "--name", "many", "--seeds", "3,4,8", "--at-once", "2"]
+    said = slurm.said("paceline", "submit", "--on", "slurm", *words, "--", "sh", "-c", continues)
+    array = said.split()[1]
+    assert f"array      {array} (slurm), 3 jobs of 1 host" in said and said.count("job        ") == 1
+    after = submit(slurm, "--cores", "1", "--after", array, "--", "sh", "-c", "ls seed-3 seed-4 seed-8")
+    for at, seed in enumerate((3, 4, 8)):
+        followed = slurm.run(["paceline", "logs", f"{array}_{at}", "-f"], seconds=90)
+        assert f"seed {seed}\n" in followed.stdout and f"job {array}_{at} is done" in followed.stderr, followed.stdout
+    assert re.search(rf"^{array} +slurm +many-3 … +1 .* 4 +3 done$", slurm.said("paceline", "jobs"), re.M)
+    assert "is done" in slurm.run(["paceline", "logs", after, "-f"], seconds=60).stderr
+    said = slurm.said("paceline", "submit", "--on", "slurm", "--seeds", "0-2", "--name", "gone2", "--", "sleep", "100")
+    slurm.said("paceline", "cancel", said.split()[1])
+    wait_until(lambda: slurm.said("squeue", "--noheader") == "", "all jobs have ended", 40)
+    assert "3 cancelled" in slurm.said("paceline", "jobs")
 
 
 def test_interactive(slurm: SlurmBed) -> None:
@@ -180,7 +237,66 @@ def test_interactive(slurm: SlurmBed) -> None:
     assert slurm.said(*shell).split() == [slurm.names[0], "node[1-2]"]
 
 
+def test_an_interactive_shell_has_what_the_profile_sets(slurm: SlurmBed) -> None:
+    (slurm.home / "site.yaml").write_text("scheduler: slurm\nset: {LICENSE: 1@host}\nlines: [ulimit -c 0]\n")
+    submit = "paceline submit --profile ./site.yaml --interactive"
+    typed = "echo 'echo got $LICENSE on $(hostname), $(ulimit -c); exit'; sleep 8"
+    said = slurm.said("sh", "-c", f"({typed}) | script -qec {shlex.quote(submit)} /dev/null")
+    assert f"got 1@host on {slurm.names[0]}, 0" in said, said
+
+
+def test_a_script_of_a_dry_run_submitted_by_hand(slurm: SlurmBed) -> None:
+    script = slurm.said(
+        "paceline", "submit", "--on", "slurm", "--name", "hand", "--dry-run", "--", "sh", "-c", "exit 3"
+    )
+    (slurm.home / "mine.sh").write_text(script)
+    number = slurm.said("sbatch", "--parsable", "mine.sh").strip()
+    wait_until(lambda: " hand " in slurm.said("paceline", "jobs"), "paceline knows it", 30)
+    followed = slurm.run(["paceline", "logs", number, "-f"], seconds=60)
+    assert "failed, exit code 3" in followed.stderr, followed.stdout + followed.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--cores", "99"], ["--nodes", "9"], ["--queue", "short", "--walltime", "2h"], ["--memory", "900G"]],
+)
+def test_what_can_never_run_is_refused(words: list[str], slurm: SlurmBed) -> None:
+    done = slurm.run(["paceline", "submit", "--on", "slurm", "--name", "never", *words, "--", "true"])
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stdout + done.stderr
+    assert "never" not in slurm.said("squeue", "--noheader", "--format=%j")
+    assert not list((slurm.home / "data/paceline/jobs").glob("never-*"))
+
+
+def test_after_a_job_that_never_was(slurm: SlurmBed) -> None:
+    done = slurm.run(["paceline", "submit", "--on", "slurm", "--after", "99999", "--", "true"])
+    assert done.returncode == 2 and "--after 99999: slurm knows no such job" in done.stderr
+
+
 def test_what_sbatch_refuses_is_shown(slurm: SlurmBed) -> None:
     done = slurm.run(["paceline", "submit", "--on", "slurm", "--queue", "nowhere", "--name", "refused", "--", "true"])
     assert done.returncode == 2 and "invalid partition" in done.stderr and done.stderr.count("\n") == 1
     assert not list((slurm.home / "data/paceline/jobs").glob("refused-*"))
+
+
+def test_a_host_that_crashes(slurm: SlurmBed) -> None:
+    """The job goes on without it, past the time after which SLURM takes a host for dead."""
+    number, run = train(slurm, "crash", 2)
+    slurm.hosts.kill(2)
+    wait_until(lambda: "down" in slurm.said("sinfo", "--noheader", "--format=%T"), "SLURM knows", 90)
+    at = rows(run)[-1]["iteration"]
+    wait_until(lambda: rows(run)[-1]["iteration"] > at + 3, "it goes on", 60)
+    assert f"lost {slurm.names[1]}" in (folder_of(slurm, "crash") / "output.log").read_text()
+    slurm.said("paceline", "cancel", number)
+    assert is_saved(run)
+    wait_until(lambda: left(slurm) == [], "nothing is left", 20)
+    slurm.reboot(2)
+    wait_until(slurm._is_idle, "the host is back", 60)
+
+
+def test_the_first_host_crashes(slurm: SlurmBed) -> None:
+    """SLURM keeps the job without its script; the other host has it started again. Last: the host stays away."""
+    number, _ = train(slurm, "head", 2)
+    slurm.hosts.kill(1)
+    wait_until(lambda: "PENDING" in slurm.said("squeue", "--noheader", "--format=%T"), "it is queued again", 200)
+    slurm.said("paceline", "cancel", number)
+    wait_until(lambda: left(slurm) == [], "nothing is left", 20)

@@ -124,6 +124,27 @@ def test_a_host_cut_off_for_ever(algo: str, cpus: list[int], lost: int, hosts: H
     assert iterations(tmp_path) > before + 3 and made["workers_lost"] >= lost and made["workers_healthy"] == 1, out
 
 
+def test_a_host_that_comes_back_is_taken_back(hosts: Hosts, tmp_path: Path) -> None:
+    words = [*SLEEPING, *PPO, "--workers", "2", "--max-time", "90s", "--out", str(tmp_path / "runs"), "--name", "x"]
+    with RayCluster(hosts, [1, 1], tmp_path, env=QUICK_HEALTH) as cluster:
+        process = cluster.start_driver([PACELINE, "train", *words], cwd=tmp_path, output=tmp_path / "out.txt")
+        wait_until(lambda: iterations(tmp_path) > 5, "five iterations", 60)
+        cluster.stop_node(1)
+        wait_until(lambda: "1 of 2 workers at work" in (tmp_path / "out.txt").read_text(), "the loss is told", 40)
+        wait_until(lambda: summary(tmp_path)["workers_healthy"] == 1, "the summary follows", 20)
+        made = summary(tmp_path)
+        assert made["workers_lost"] == 1 and made["workers_restarted"] == 0  # its replacement has no place yet
+        gone = next(host for host in made["hosts"] if host["host"] == hosts.names[1])
+        assert gone["workers"] == 0 and gone["env_steps"] > 0
+        assert "an iteration has 50% of its rows" in (tmp_path / "out.txt").read_text()
+        cluster.start_node(1)
+        out = done(process, tmp_path)
+    made = summary(tmp_path)
+    assert made["workers_healthy"] == 2 and made["workers_restarted"] == 1 and made["nodes"] == 2, out
+    assert "all 2 workers are at work again" in out
+    assert sum(host["env_steps"] for host in made["hosts"]) == made["env_steps"]
+
+
 def test_a_slow_link_is_named(hosts: Hosts, begin: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
     hosts.delay(1, 20)
     words = ["--env", "CartPole-v1", *PPO, "--set", "ppo.epochs=4", "--workers", "2", "--max-time", "30s"]

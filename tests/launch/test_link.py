@@ -82,7 +82,7 @@ def test_what_speaks_another_language_is_refused() -> None:
 
 
 def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_module, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(link_module, "MAX_LINE_BYTES", 1000)
     ours, theirs = _tcp_pair()
     theirs.sendall(b"x" * 2000)
     launcher = Link(ours, KEY, "launcher")
@@ -106,11 +106,13 @@ def test_connect_goes_past_addresses_where_nobody_or_somebody_else_answers() -> 
         port = server.getsockname()[1]
         with socket.create_server(("127.0.0.2", port)) as other:
             heard: list[object] = []
+            refused: list[bool] = []
 
             def strange() -> None:
                 link = Link(other.accept()[0], bytes(32), "launcher")
                 with pytest.raises(LinkRefused):
-                    link.greet(2)
+                    link.wait(5)
+                refused.append(True)
                 link.close()
 
             def serve() -> None:
@@ -127,6 +129,7 @@ def test_connect_goes_past_addresses_where_nobody_or_somebody_else_answers() -> 
             assert link.wait(2) == {"kind": "node"} and heard == [{"kind": "hello", "index": 0}]
             for thread in threads:
                 thread.join(5)
+            assert refused
 
 
 def test_connect_gives_up_in_time() -> None:

@@ -45,42 +45,43 @@ def test_a_rendezvous_file_from_yesterday_is_overcome(tmp_path: Path, monkeypatc
             rendezvous.write(path, Contact(["127.0.0.1"], server.getsockname()[1], key))
 
         threading.Thread(target=come, daemon=True).start()
-        link, used = supervisor._join(str(path), 3, 10)
+        link, used = supervisor._find_launcher(str(path), 3, 10)
         thread.join(5)
-    assert used.hex() == key and heard[0]["index"] == 3 and heard[0]["identity"] == supervisor.identity()
+    assert used.hex() == key and heard[0]["index"] == 3 and heard[0]["identity"] == supervisor.machine_identity()
     link.close()
 
 
 def test_nobody_comes(tmp_path: Path) -> None:
     with pytest.raises(LinkClosed, match="no file"):
-        supervisor._join(str(tmp_path / "none"), 0, 0.3)
+        supervisor._find_launcher(str(tmp_path / "none"), 0, 0.3)
 
 
 def test_what_it_says_about_its_host() -> None:
-    hello = supervisor.facts(2, "lo")
+    hello = supervisor.hello(2, "lo")
     assert hello["index"] == 2 and hello["cores"] >= 1 and hello["interface"] == "127.0.0.1"
     assert hello["affinity"] == sorted(os.sched_getaffinity(0)) and hello["versions"]["ray"] != "none"
-    assert supervisor.facts(0, None)["interface"] is None and supervisor.facts(0, "hsn9")["interface"] == ""
+    assert supervisor.hello(0, None)["interface"] is None and supervisor.hello(0, "hsn9")["interface"] == ""
 
 
 GUARDED = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from paceline.launch import node, supervisor
-def work(tell):
-    folder = node.make_folder()
-    tell(folder)
+from paceline import ray_folder
+from paceline.launch import processes, supervisor
+def work(tell_folder):
+    folder = ray_folder.make_folder()
+    tell_folder(folder)
     subprocess.run([sys.executable, "-c", "import os,time\\nif os.fork() == 0:\\n os.setsid()\\n time.sleep(60)"])
-    orphan, = node.ours(None)
+    orphan, = processes.descendants(None)
     told = []
     signal.signal(signal.SIGTERM, lambda *_: told.append(1))
     print(os.getppid(), os.getpid(), orphan.pid, folder, flush=True)
     while not told:
         time.sleep(0.05)
-    node.end_all(folder, 5)
-    node.remove_folder(folder)
+    processes.kill_all(folder, 5)
+    ray_folder.remove_folder(folder)
     return 5
-sys.exit(supervisor._guarded(work))
+sys.exit(supervisor._run_guarded(work))
 """
 
 
@@ -91,8 +92,8 @@ def test_each_of_its_two_processes_cleans_up_after_the_other(killed: str, code: 
         guard, child, orphan, folder = process.stdout.readline().split()
         assert int(guard) == process.pid and Path(folder).is_dir()
         os.kill(int(child if killed == "child" else guard), signal.SIGKILL)
-        assert process.wait(timeout=10) == code
-        limit = time.monotonic() + 10
+        assert process.wait(timeout=30) == code
+        limit = time.monotonic() + 30
         while any(psutil.pid_exists(int(pid)) for pid in (child, orphan)) or Path(folder).parent.exists():
             assert time.monotonic() < limit
             time.sleep(0.05)
@@ -102,7 +103,7 @@ def test_a_signal_to_the_first_of_them_reaches_the_second() -> None:
     with subprocess.Popen([sys.executable, "-c", GUARDED], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline()
         process.terminate()
-        assert process.wait(timeout=10) == 5
+        assert process.wait(timeout=30) == 5
 
 
 def test_rays_token_does_not_tell_the_key() -> None:

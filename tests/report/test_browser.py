@@ -16,6 +16,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from paceline.report.blocks import Page
 from paceline.report.page import render_html
 
+pytestmark = pytest.mark.needs("chromium", "chromedriver")
 SECONDS = 30.0
 POINTS = """const [line] = document.querySelector('#returns').data || [];
 return line && line.x.length > arguments[0] && line.x.length"""

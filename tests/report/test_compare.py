@@ -51,11 +51,11 @@ def test_bad_input_is_one_clear_line(here: Path, cli: Cli) -> None:
     assert result.err.count("\n") == 1 and not Path("out").exists()
     result = cli("compare", "runs", "--mixed")
     assert result.code == 0 and "0 and 1 are 23 and 500 in CartPole-v1" in result.out, result.err
-    assert "ENV=LEAST,GREATEST" in cli("compare", "runs", "--mixed", "--range", "CartPole-v1=5,1").err
+    assert "expected ENV=LEAST,GREATEST" in cli("compare", "runs", "--mixed", "--range", "CartPole-v1=5,1").err
     with Path("runs/a/metrics.jsonl").open("a") as file:
         file.write('{"iteration": 4, "env_steps": 99')
     result = cli("compare", "runs/a")
-    assert result.code == 0 and "- a: metrics.jsonl: line 4, the last, is half-written and left out" in result.out
+    assert result.code == 0 and "- a: metrics.jsonl: line 4, the last one, is incomplete, skipped" in result.out
     file = Path("runs/a/provenance.json")
     file.write_text(file.read_text().replace('"paceline": "', '"paceline": "9.'))
-    assert "made by paceline 9." in cli("compare", "runs/a").out
+    assert "written by paceline 9." in cli("compare", "runs/a").out

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-MakeRun = Callable[..., Path]
+WriteRun = Callable[..., Path]
 SECONDS = 20.0
 
 
@@ -52,8 +52,8 @@ class Served:
 
 
 @pytest.fixture
-def served(tmp_path: Path, make_run: MakeRun, start: Callable[..., subprocess.Popen[str]]) -> Served:
-    run = make_run(tmp_path / "runs" / "one", state="running")
+def served(tmp_path: Path, write_run: WriteRun, start: Callable[..., subprocess.Popen[str]]) -> Served:
+    run = write_run(tmp_path / "runs" / "one", state="running")
     status = json.loads((run / "status.json").read_text())
     (run / "status.json").write_text(json.dumps({**status, "updated_at": "2999-01-01T00:00:00+00:00"}))
     (run / "logs" / "events.log").write_text("a worker came\n")
@@ -131,7 +131,7 @@ def test_it_stops_while_a_page_is_open(served: Served, number: int) -> None:
 def test_bad_input_is_one_line(tmp_path: Path, served: Served, cli: Callable[..., Any]) -> None:
     for words, said in {
         (tmp_path / "absent",): "is not a folder",
-        (tmp_path, "--port", 70000): "a port is 1 to 65535",
+        (tmp_path, "--port", 70000): "--port 70000: must be at most 65535",
         (tmp_path, "--port", served.port): "give another",
     }.items():
         result = cli("dashboard", *words)

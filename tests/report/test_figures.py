@@ -13,7 +13,7 @@ from paceline.config import UserError
 from paceline.report.compare import run_compare
 from paceline.report.figures import draw_scaling
 
-MakeRun = Callable[..., Path]
+WriteRun = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,9 @@ def test_a_study_has_not_failed(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_comparison_is_printed_and_written(
-    tmp_path: Path, make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, write_run: WriteRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, out = make_run(tmp_path / "run"), tmp_path / "out"
+    run, out = write_run(tmp_path / "run"), tmp_path / "out"
     assert run_compare([str(run)], out=str(out)) == 0
     said = capsys.readouterr().out
     assert "| ppo, ray, 1 worker | 1 |" in said and "figure     not drawn" in said

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.study import load_runs
 from paceline.config import UserError
 from paceline.report import markdown
 from paceline.report.blocks import Page
 from paceline.report.page import build, render_html, write_report
+from paceline.results.runs import load_runs
 
-MakeRun = Callable[..., Path]
+WriteRun = Callable[..., Path]
 Cli = Callable[..., Any]
 
 
@@ -67,8 +67,8 @@ def test_figures_are_those_of_the_raw_metrics(study: Path, study_page: Page) -> 
             assert row[7].startswith(f"{gain:.2f}× ")
             assert row[8].startswith(f"{100 * gain / int(workers):.0f} % ")
     assert page.headline.startswith("ppo, ray: 4 workers are 3.4")
-    assert any("rllib" in text for text in page.because)
-    assert any(text.startswith("Its 4 workers are learner-bound: 60 % of the") for text in page.because)
+    assert any("rllib" in text for text in page.findings)
+    assert any(text.startswith("Its 4 workers are learner-bound: 60 % of the") for text in page.findings)
 
 
 def test_the_same_in_markdown(study_page: Page) -> None:
@@ -78,10 +78,10 @@ def test_the_same_in_markdown(study_page: Page) -> None:
     assert {line.count(" | ") for line in text.splitlines() if line.startswith("| setting")} == {6}
 
 
-def test_two_environments_are_never_one_figure(tmp_path: Path, make_run: MakeRun) -> None:
+def test_two_environments_are_never_one_figure(tmp_path: Path, write_run: WriteRun) -> None:
     for env, best in (("CartPole-v1", 490.0), ("Acrobot-v1", -80.0)):
         for seed in range(2):
-            make_run(tmp_path / "both" / f"{env}-{seed}", env=env, seed=seed, best=best)
+            write_run(tmp_path / "both" / f"{env}-{seed}", env=env, seed=seed, best=best)
     page = build([tmp_path / "both"], load_runs([tmp_path / "both"]))
     curves = next(section for section in page.sections if section.id == "learning").blocks
     assert sorted(block.title for block in curves if block.kind == "chart") == ["Acrobot-v1", "CartPole-v1"]
@@ -89,19 +89,19 @@ def test_two_environments_are_never_one_figure(tmp_path: Path, make_run: MakeRun
     assert not any(section.id == "scaling" for section in page.sections)
 
 
-def test_damaged_files_are_named(tmp_path: Path, make_run: MakeRun) -> None:
-    run = make_run(tmp_path / "runs" / "torn")
+def test_damaged_files_are_named(tmp_path: Path, write_run: WriteRun) -> None:
+    run = write_run(tmp_path / "runs" / "torn")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 21, "env_st')
-    make_run(tmp_path / "runs" / "empty", state="failed", reason="out of memory", rows=0, seed=1)
+    write_run(tmp_path / "runs" / "empty", state="failed", reason="out of memory", rows=0, seed=1)
     page = build([tmp_path / "runs"], load_runs([tmp_path / "runs"]))
     rows = cells(page, "missing")
     assert ["empty", "failed", "0", "out of memory"] in rows
-    assert any(row[0] == "torn" and "half-written" in row[1] for row in rows)
+    assert any(row[0] == "torn" and "incomplete" in row[1] for row in rows)
 
 
-def test_runs_that_are_not_finished_are_drawn(tmp_path: Path, make_run: MakeRun) -> None:
-    make_run(tmp_path / "runs" / "one", state="stopped", reason="SIGTERM", rows=6)
+def test_runs_that_are_not_finished_are_drawn(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "runs" / "one", state="stopped", reason="SIGTERM", rows=6)
     page = build([tmp_path / "runs"], load_runs([tmp_path / "runs"]))
     (chart,) = (block for section in page.sections if section.id == "learning" for block in section.blocks)
     assert [one["label"] for one in chart.data["series"]] == ["one"]
@@ -109,12 +109,12 @@ def test_runs_that_are_not_finished_are_drawn(tmp_path: Path, make_run: MakeRun)
     assert any("--resume" in row[3] for row in cells(page, "missing"))
 
 
-def test_nodes_and_the_timeline_of_their_start(tmp_path: Path, make_run: MakeRun) -> None:
+def test_nodes_and_the_timeline_of_their_start(tmp_path: Path, write_run: WriteRun) -> None:
     hosts = [
         {"host": name, "address": f"10.0.0.{index}", "cores": 2, "workers": 1, "env_steps": 10, "cpu_seconds": 22.0}
         for index, name in enumerate(("a", "b"))
     ]
-    folder = make_run(tmp_path / "study" / "run", workers=2, summary={"hosts": hosts}).parent
+    folder = write_run(tmp_path / "study" / "run", workers=2, summary={"hosts": hosts}).parent
     log = tmp_path / "log"
     log.mkdir()
     events = [(0.0, "launcher", "listening"), (1.5, "a", "starting"), (4.0, "a", "ready"), (5.0, "launcher", "formed")]
@@ -132,19 +132,19 @@ def test_nodes_and_the_timeline_of_their_start(tmp_path: Path, make_run: MakeRun
     assert (starting["from"], starting["to"]) == (1.5, 4.0)
 
 
-def test_a_return_before_the_end_says_where(tmp_path: Path, make_run: MakeRun) -> None:
-    make_run(tmp_path / "runs" / "long", rows=20)
-    make_run(tmp_path / "runs" / "short", rows=5, workers=2, best=80.0)
+def test_a_return_before_the_end_says_where(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run(tmp_path / "runs" / "long", rows=20)
+    write_run(tmp_path / "runs" / "short", rows=5, workers=2, best=80.0)
     page = build([tmp_path / "runs"], load_runs([tmp_path / "runs"]))
     (tile,) = (one for one in page.tiles if one.label.startswith("best return"))
     assert tile.label == "best return at 5,000 steps" and tile.value == "349.6"
-    assert any("the highest return is that of 1 worker, 349.6 at 5,000 steps" in text for text in page.because)
+    assert any("1 worker has the highest return, 349.6 at 5,000 steps" in text for text in page.findings)
     page = build([tmp_path / "runs" / "long"], load_runs([tmp_path / "runs" / "long"]))
     assert any(one.label == "best return" for one in page.tiles) and " steps" not in page.headline
 
 
-def test_bad_input_is_one_line(tmp_path: Path, make_run: MakeRun, cli: Cli) -> None:
-    run = make_run(tmp_path / "run")
+def test_bad_input_is_one_line(tmp_path: Path, write_run: WriteRun, cli: Cli) -> None:
+    run = write_run(tmp_path / "run")
     (tmp_path / "nothing").mkdir()
     for words, said in {
         (tmp_path / "nothing",): "no run in it",
@@ -159,8 +159,8 @@ def test_bad_input_is_one_line(tmp_path: Path, make_run: MakeRun, cli: Cli) -> N
     assert not list(tmp_path.glob("*.html"))
 
 
-def test_a_format_without_a_name(here: Path, make_run: MakeRun) -> None:
-    make_run(here / "run")
+def test_a_format_without_a_name(here: Path, write_run: WriteRun) -> None:
+    write_run(here / "run")
     assert write_report([here / "run"], form="md") == Path("report.md")
     with pytest.raises(UserError, match="do not agree"):
         write_report([here / "run"], "-", form="html")

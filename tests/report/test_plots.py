@@ -12,7 +12,9 @@ import pytest
 
 from paceline.config import UserError
 from paceline.report import plots
-from paceline.report.plots import moving_average, plot_runs, read_rows
+from paceline.report.figure_style import short_number
+from paceline.report.plots import moving_average, plot_runs
+from paceline.results.json_lines import read_rows
 
 
 def make_run(folder: Path, rows: int = 40, evaluations: int = 4, env: str = "CartPole-v1", **extra: Any) -> Path:
@@ -147,16 +149,6 @@ def test_moving_average_leaves_out_what_is_unknown() -> None:
     assert average[1] == 2.0 and math.isnan(average[0])
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"a": 1}\n\n{"a": 2}\n{"a": 3, "b"')
-    assert read_rows(path) == [{"a": 1}, {"a": 2}]
-    path.write_text('{"a": 1}\n{"a"\n{"a": 2}\n')
-    with pytest.raises(UserError, match="line 2"):
-        read_rows(path)
-    assert read_rows(tmp_path / "none.jsonl") == []
-
-
 def test_errors_are_one_helpful_line(tmp_path: Path) -> None:
     run = make_run(tmp_path / "runs/good")
     empty = tmp_path / "runs/empty"
@@ -170,7 +162,7 @@ def test_errors_are_one_helpful_line(tmp_path: Path) -> None:
         ([run, empty], "a.png", 1, ["empty", "metrics.jsonl", "good"]),
         ([tmp_path / "runs"], "a.png", 1, ["metrics.jsonl", "are: good"]),
         ([tmp_path / "nowhere/x"], "a.png", 1, ["no run with metrics"]),
-        ([run], "runs/good/config.yaml/a.png", 1, ["can't be written"]),
+        ([run], "runs/good/config.yaml/a.png", 1, ["cannot be written"]),
     ):
         with pytest.raises(UserError) as caught:
             plot_runs(runs, tmp_path / output, smooth)
@@ -187,7 +179,7 @@ def test_a_damaged_config_costs_only_the_title(tmp_path: Path) -> None:
 
 
 def test_numbers_on_the_axis_are_short() -> None:
-    assert [plots.short(x) for x in (0, 500, 1000, 250_000, 1_500_000, 2e9)] == [
+    assert [short_number(x) for x in (0, 500, 1000, 250_000, 1_500_000, 2e9)] == [
         "0",
         "500",
         "1k",

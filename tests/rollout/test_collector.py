@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from paceline.config import EnvConfig, ModelConfig
-from paceline.env.make import make_scalar, make_vector
-from paceline.env.vector import SyncVector
-from paceline.model.policy import Policy
+from paceline.envs.make import make_scalar, make_vector
+from paceline.envs.sync_vector import SyncVector
+from paceline.models.policy import Policy
 from paceline.rollout.batch import Batch
 from paceline.rollout.collector import Collector
-from paceline.run.tree import pack, unpack
+from paceline.run.state_tree import pack, unpack
 
 ODD = Path(__file__).parents[1] / "odd_envs.py"
 GAMMA = 0.9
@@ -93,7 +93,7 @@ def test_values_and_log_probabilities_are_of_the_policy_that_acted() -> None:
         for _ in range(3):
             batch = collect(collector, 1)[0]
             for t in range(6):
-                log_prob, value = policy.judge(batch.obs[t], batch.action[t])
+                log_prob, value = policy.evaluate_actions(batch.obs[t], batch.action[t])
                 np.testing.assert_allclose(batch.logp[t], log_prob, rtol=1e-4, atol=1e-4)
                 np.testing.assert_allclose(batch.value[t], value, rtol=1e-4, atol=1e-4)
             np.testing.assert_allclose(batch.value[6], policy.value(batch.obs[6]), rtol=1e-4, atol=1e-4)
@@ -109,7 +109,7 @@ def test_an_image_policy_fills_the_same_batch() -> None:
     batch = collect(collector, 2)[1]
     assert batch.obs.dtype == np.uint8
     for t in range(7):
-        log_prob, value = policy.judge(batch.obs[t], batch.action[t])
+        log_prob, value = policy.evaluate_actions(batch.obs[t], batch.action[t])
         np.testing.assert_allclose(batch.logp[t], log_prob, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(batch.value[t], value, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(batch.value[7], policy.value(batch.obs[7]), rtol=1e-4, atol=1e-5)

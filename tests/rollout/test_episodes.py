@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from paceline.config import EnvConfig, ModelConfig
-from paceline.env.make import make_scalar, make_vector
-from paceline.env.vector import SyncVector
-from paceline.model.policy import Policy
+from paceline.envs.make import make_scalar, make_vector
+from paceline.envs.sync_vector import SyncVector
+from paceline.models.policy import Policy
 from paceline.rollout import episodes as episodes_module
 from paceline.rollout.batch import Episode
-from paceline.rollout.episodes import MAX_EVAL_ENVS, RandomPlayer, eval_envs, play
+from paceline.rollout.episodes import MAX_EVAL_ENVS, RandomPolicy, eval_envs, play
 
 ODD = Path(__file__).parents[1] / "odd_envs.py"
 
@@ -86,6 +86,23 @@ def test_an_endless_episode_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert play(env, policy_of(env), 6) == [Episode(10.0, 10)] * 3 + [Episode(3.0, 3)] * 3
 
 
+def test_what_follows_a_cut_episode_begins_with_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of it is no episode, whether the environment ends it by itself while others play on, or not."""
+    monkeypatch.setattr(episodes_module, "MAX_EPISODE_STEPS", 10)
+    for other in (3, 9):
+        env = fixed(14, other)
+        assert play(env, policy_of(env), 8) == [Episode(10.0, 10)] * 4 + [Episode(float(other), other)] * 4
+
+
+def test_cut_episodes_of_an_own_vector_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes_module, "MAX_EPISODE_STEPS", 10)
+    config = EnvConfig(id="CartPole-v1", max_episode_steps=500)
+    native, _ = make_vector(config, 4, seed=0)
+    played = play(native, policy_of(native), 12, rng=np.random.default_rng(0))
+    assert len(played) == 12 and all(episode.length <= 10 for episode in played)
+    assert sum(episode.length == 10 for episode in played) >= 8  # CartPole hardly ever falls within 8 steps
+
+
 @pytest.mark.parametrize(("env_id", "kwargs"), [
     ("paceline/Identity-v0", {"space": "discrete"}),
     ("paceline/Identity-v0", {"space": "multidiscrete"}),
@@ -97,14 +114,14 @@ def test_an_endless_episode_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_play_of_every_space(env_id: str, kwargs: dict[str, Any]) -> None:
     def once(seed: int) -> list[Episode]:
         env, _ = make_vector(EnvConfig(id=env_id, kwargs=kwargs, max_episode_steps=20), 3, seed=0)
-        return play(env, RandomPlayer(env, seed), 4)
+        return play(env, RandomPolicy(env, seed), 4)
 
     assert once(1) == once(1) != once(2)
 
 
 def test_a_random_player_is_uniform() -> None:
     env, _ = make_vector(EnvConfig(id="paceline/Identity-v0", kwargs={"n": 4, "length": 500}), 4, seed=0)
-    played = play(env, RandomPlayer(env, 0), 8)
+    played = play(env, RandomPolicy(env, 0), 8)
     # 4000 guesses of probability 1/4: five standard errors.
     assert abs(np.mean([e.total for e in played]) / 500 - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 4000)
 

@@ -263,16 +263,16 @@ def test_a_file_of_observations_that_is_gone(tmp_path: Path) -> None:
     state = saved(filled(World(), 7, tmp_path))
     (tmp_path / "observations.npy").unlink()
     again = filled(World(), 0, tmp_path)
-    assert "starts empty" in str(again.load(state)) and len(again) == 0
+    assert "empty: " in str(again.load(state)) and len(again) == 0
 
 
 def test_what_cannot_be_restored_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     one = filled(world, 3)
-    assert "of 3 environments, these are 4" in str(filled(World(4), 0).load(saved(one)))
+    assert "of 3 environments, now there are 4" in str(filled(World(4), 0).load(saved(one)))
     other = filled(World(), 0, tmp_path)
     assert "not the file of this run" in str(other.load(saved(one)))
     assert len(other) == 0
-    monkeypatch.setattr(module, "MOST_SAVED_BYTES", 100)
+    monkeypatch.setattr(module, "MAX_SAVED_BYTES", 100)
     assert one.state() is None
-    assert "starts empty" in str(filled(World(), 0).load(None))
+    assert "empty: " in str(filled(World(), 0).load(None))

@@ -153,7 +153,7 @@ def test_a_full_disk_costs_only_the_new_checkpoint(run: RunDirectory, step: int)
         [sys.executable, "-c", LIMITED, str(run.path), str(step)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert f"step-{step} was not saved: File too large; {good} is still good" in done.stdout
+    assert f"step-{step} was not saved: File too large; {good} is intact" in done.stdout
     assert names(run) == {"step-10", "best", "last"}
     arrays, state = checkpoint.load(run.checkpoints_path / "last")
     assert state == {"step": 10} and arrays["w"][0] == 10
@@ -192,7 +192,7 @@ def change_a_number(path: Path) -> None:
         ("arrays.safetensors", Path.unlink, r"arrays\.safetensors is missing"),
         ("state.json", cut_in_half, r"state\.json is cut short or damaged"),
         ("state.json", change_a_number, r"state\.json is damaged: its checksum"),
-        ("state.json", other_format, "format 2 and this version of paceline reads format 1"),
+        ("state.json", other_format, "format 2, but this version of paceline reads format 1"),
         ("state.json", Path.unlink, r"state\.json is missing"),
     ],
 )
@@ -230,7 +230,7 @@ def test_find(run: RunDirectory) -> None:
         checkpoint.find(run.path, "25")
     with pytest.raises(UserError, match=r"no checkpoint 'step-25': there are best, last"):
         checkpoint.find(folder / "step-25")
-    with pytest.raises(UserError, match="is one checkpoint already"):
+    with pytest.raises(UserError, match="is already a checkpoint"):
         checkpoint.find(folder / "step-20", "best")
     with pytest.raises(UserError, match="there is no run at"):
         checkpoint.find(run.path.parent / "other")

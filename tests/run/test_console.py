@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from paceline.run.console import (
+    Console,
     LiveConsole,
-    PlainConsole,
     QuietConsole,
     duration,
     evaluation_line,
@@ -47,6 +47,12 @@ def test_the_line_before_the_first_episode_ends() -> None:
     assert iteration_line({}, None, None) == "Iteration ? reward = n/a | steps 0"
 
 
+def test_a_mean_of_few_episodes_says_so() -> None:
+    assert "reward = 143.20 ± 40.12 (7 episodes) |" in iteration_line(ROW | {"return_episodes": 7}, None, None)
+    assert "reward = 143.20 ± 40.12 (1 episode) |" in iteration_line(ROW | {"return_episodes": 1}, None, None)
+    assert "episode" not in iteration_line(ROW | {"return_episodes": 100}, None, None)
+
+
 def test_small_pieces() -> None:
     assert [duration(s) for s in (0, 3.4, 75, 3723, 200_000)] == ["0:00", "0:03", "1:15", "1:02:03", "2d 7:33:20"]
     assert sparkline([]) == "" and sparkline([5.0]) == "▁" and sparkline([0.0, 7.0]) == "▁█"
@@ -67,7 +73,7 @@ def talk(console: Any) -> None:
 
 def test_plain_and_quiet() -> None:
     plain, quiet = io.StringIO(), io.StringIO()
-    for stream, is_quiet, kind in ((plain, False, PlainConsole), (quiet, True, QuietConsole)):
+    for stream, is_quiet, kind in ((plain, False, Console), (quiet, True, QuietConsole)):
         console = make_console(is_quiet, stream)
         assert type(console) is kind
         talk(console)
@@ -79,7 +85,7 @@ def test_plain_and_quiet() -> None:
 
 def test_an_ascii_terminal_gets_ascii() -> None:
     raw = io.BytesIO()
-    console = PlainConsole(io.TextIOWrapper(raw, encoding="ascii"))
+    console = Console(io.TextIOWrapper(raw, encoding="ascii"))
     console.iteration(ROW, None, None)
     console.note("größer")
     assert raw.getvalue().decode("ascii").splitlines()[0].startswith("Iteration 12 reward = 143.20 +/- 40.12 |")
@@ -95,6 +101,16 @@ c.finish(['end'])
 c.close()
 sys.stderr.write('reached the end')
 """
+
+
+@pytest.mark.needs("mpirun")
+def test_lines_under_mpirun(tmp_path: Path) -> None:
+    """Open MPI gives its processes a pseudo-terminal, wherever its own output goes."""
+    argv = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "1", sys.executable, "-c", TALKER]
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run(argv, stdout=out, stderr=out, env={**os.environ, "TERM": "xterm"}, check=True, timeout=60)
+    text = (tmp_path / "out").read_text()
+    assert text.count("Iteration ") == 5000 and "\x1b" not in text and "\r" not in text
 
 
 @pytest.mark.parametrize("full_disk", [False, True])
@@ -196,7 +212,7 @@ def test_an_iteration_is_cheap() -> None:
         def isatty(self) -> bool:
             return True
 
-    for console in (LiveConsole(Terminal()), PlainConsole(io.StringIO())):
+    for console in (LiveConsole(Terminal()), Console(io.StringIO())):
         if isinstance(console, LiveConsole):
             console._next = float("inf")
         costs = []
@@ -214,6 +230,6 @@ def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> No
             return True
 
     monkeypatch.setenv("TERM", "dumb")
-    assert type(make_console(False, Terminal())) is PlainConsole
+    assert type(make_console(False, Terminal())) is Console
     monkeypatch.setenv("TERM", "xterm")
     assert type(make_console(False, Terminal())) is LiveConsole

@@ -215,3 +215,44 @@ def test_a_row_is_cheap(run: RunDirectory) -> None:
         costs.append((cpu() - start) / 200)
     writer.close()
     assert min(costs) < 300e-6
+
+
+def test_a_long_run_keeps_every_second_row_then_every_fourth(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.results.json_lines import GrowingFile
+    from paceline.run import metrics
+
+    monkeypatch.setattr(metrics, "MAX_ROWS", 10)
+    reader, seen = GrowingFile(run.metrics_path), list[int]()
+
+    def follow() -> None:
+        rows, replaced = reader.read()
+        if replaced:
+            seen.clear()
+        seen.extend(row["iteration"] for row in rows)
+
+    writer = MetricsWriter(run)
+    for i in range(1, 36):
+        writer.write(row(i, policy_loss=1.0))
+        follow()
+        assert len(run.read_metrics()) <= 10 and seen == [r["iteration"] for r in run.read_metrics()]
+    assert seen == [4, 8, 12, 16, 20, 24, 28, 32]
+    writer.close()
+    last = [*seen, 35]  # the last row is never missing
+    assert [r["iteration"] for r in run.read_metrics()] == [int(r["iteration"]) for r in table(run)] == last
+
+    writer = MetricsWriter(run, resume_iteration=33)
+    for i in range(34, 45):
+        writer.write(row(i))
+    writer.close()
+    assert [r["iteration"] for r in run.read_metrics()] == [8, 16, 24, 32, 40, 44]
+    assert scalars(run)["rollout/return_mean"][-1] == (4400, 66.0)
+
+
+def test_how_many_rows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.run import metrics
+
+    most = metrics.MAX_ROWS
+    counts = [1, most, most + 1, 2 * most, 2 * most + 1, 4 * most, 100 * most]
+    assert [metrics.stride(count) for count in counts] == [1, 1, 2, 2, 4, 4, 128]

@@ -40,6 +40,7 @@ def test_it_imports_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.needs("git")
 def test_git(tmp_path: Path) -> None:
     assert provenance.git(tmp_path) is None
     git(tmp_path, "init", "-q")

@@ -2,23 +2,23 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ray import tune
 
-from paceline.resolve import resolve_tree, to_yaml
+from paceline.config.resolve import resolve_tree, to_yaml
 from paceline.run import checkpoint
 from paceline.run.directory import RunDirectory
-from paceline.tune.plan import make_sweep
-from paceline.tune.trial import _ORIGIN, _exploit
+from paceline.tune.sweep_plan import make_sweep
+from paceline.tune.trial import ORIGIN, adopt_checkpoint
 
 
-def test_weights_of_another_leave_no_replay_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint says which rows of the file count, and those are of the other's file."""
+def test_a_member_that_takes_over_a_checkpoint_drops_its_own_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint names rows of the replay file, and they are in the other member's file."""
     given = {"env": "CartPole-v1", "algo": "dqn", "dqn": {"replay": "disk"}, "stop": {"total_steps": 1000}}
-    options: dict[str, Any] = {"preset": None, "search": "pbt", "trials": 4, "seeds": 1, "metric": "return_mean"}
-    sweep = make_sweep(tmp_path, given, space={"dqn.gamma": [0.9, 0.99]}, mode="max", interval=None, **options)
+    sweep = make_sweep(tmp_path, given, {"dqn.gamma": [0.9, 0.99]}, search="pbt", trials=4)
     ours, other = (RunDirectory(tmp_path / trial.name) for trial in sweep.trials[:2])
     for run, steps in ((ours, 10), (other, 20)):
         (run.path / "replay").mkdir(parents=True)
@@ -29,8 +29,8 @@ def test_weights_of_another_leave_no_replay_of_our_own(tmp_path: Path, monkeypat
     shutil.copytree(checkpoint.find(other.path, "last"), tmp_path / "given" / "state")
     monkeypatch.setattr(tune, "get_checkpoint", lambda: tune.Checkpoint.from_directory(str(tmp_path / "given")))
     for origin, kept in ((ours, True), (other, False)):
-        (tmp_path / "given" / _ORIGIN).write_text(origin.path.name)
-        _exploit(sweep, sweep.trials[0], sweep.tree(sweep.trials[0], {"dqn.gamma": 0.95}), tmp_path)
+        (tmp_path / "given" / ORIGIN).write_text(origin.path.name)
+        adopt_checkpoint(sweep, ours, sweep.tree(sweep.trials[0], {"dqn.gamma": 0.95}))
         assert (ours.path / "replay").exists() is kept
     assert checkpoint.find(ours.path, "last").resolve().name == "step-20"
     assert ours.read_config()["dqn"]["gamma"] == 0.95 and (other.path / "replay").exists()
