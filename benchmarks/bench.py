@@ -1,8 +1,8 @@
-"""Measures every figure of docs/benchmarks.md, part by part, and writes the page. `make bench` runs it.
+"""Measure every figure of docs/benchmarks.md, part by part, and write the page. `make bench` runs it.
 
-Each part is a process of its own and leaves a file in results/. One that was finished today, of this version, is kept:
-the same command continues what was interrupted. Exit status: 0 all bars held, 1 one was missed or a part not measured,
-2 set-up, 130 interrupted.
+Each part runs in its own process and writes a file in results/. Parts that were measured today with this version are
+kept, so the same command continues an interrupted one. Exit status: 0 if all bars were met, 1 if one was missed or a
+part could not be measured, 2 for a faulty set-up, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from measuring import HERE, OURS, PEERS_PYTHON, ROOT, BenchError, facts, output_of, shown
+from measuring import HERE, OURS, PEERS_PYTHON, ROOT, BenchError, origin, output_of, shown
 from paceline.run.console import duration
 from paceline.run.directory import write_json
 from ppo import Bench, say
@@ -30,7 +30,7 @@ from tables import Row, bars_table
 
 QUICK = HERE / "quick"
 REPEATS = {False: 3, True: 2}  # unless asked otherwise; True: quick
-LIMIT_FACTOR = 5  # a part that takes so many times its minutes hangs
+LIMIT_FACTOR = 5  # a part that takes this many times its usual minutes is stopped
 
 
 def function_of(part: str) -> Callable[[Bench], list[Row]]:
@@ -47,15 +47,15 @@ def command_of(part: str, gpu: bool, repeats: int, quick: bool) -> str:
 
 
 def measure(part: str, repeats: int, quick: bool, again: bool) -> Result:
-    """In this process: what the part found, or why it found nothing."""
+    """Measure a part in this process; a failure is part of the result."""
     began, failure, rows = time.perf_counter(), None, []
     gpu = SECTIONS[part.partition("/")[0]].gpu
-    found: Result = {**facts(command_of(part, gpu, repeats, quick), gpu), "repeats": repeats, "quick": quick}
+    found: Result = {**origin(command_of(part, gpu, repeats, quick), gpu), "repeats": repeats, "quick": quick}
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as runs:
         bench = Bench(repeats, quick, again, Path(runs))
         try:
             rows = [row.as_dict() for row in function_of(part)(bench)]
-        except Exception as error:  # whatever it is: the other parts are still worth knowing
+        except Exception as error:  # the other parts are still measured
             traceback.print_exc()
             failure = f"{type(error).__name__}: {error}"
     return {
@@ -72,7 +72,7 @@ def measure(part: str, repeats: int, quick: bool, again: bool) -> Result:
 
 
 def measured_apart(part: str, about_minutes: float, options: argparse.Namespace) -> Result:
-    """In a process of its own: threads, hooks and an end for want of memory are its own too."""
+    """Measure a part in its own process, so that its threads, hooks and memory do not affect the others."""
     words = ["--measure", part, "--repeats", str(options.repeats)]
     words += [flag for flag in ("--quick", "--again") if getattr(options, flag[2:])]
     argv = [sys.executable, str(HERE / "bench.py"), *words]
@@ -87,7 +87,7 @@ def measured_apart(part: str, about_minutes: float, options: argparse.Namespace)
 
 
 def kept(path: Path, options: argparse.Namespace) -> Result | None:
-    """What was found before, if it is as good as new."""
+    """The earlier result, if it is of today and of this version."""
     if options.again or not path.exists():
         return None
     found: Result = json.loads(path.read_text())
@@ -98,7 +98,7 @@ def kept(path: Path, options: argparse.Namespace) -> Result | None:
 
 
 def chosen(only: list[str], gpu: bool) -> dict[str, float]:
-    """Parts with their minutes; of a section's name all of its parts. ValueError: there is no such part."""
+    """The chosen parts with their minutes; a section stands for all its parts. ValueError for an unknown one."""
     names = {part: {part, part.partition("/")[0]} for part in minutes(gpu)}
     known = sorted(set[str]().union(*names.values()))
     if unknown := [word for word in only if word not in known]:
@@ -142,20 +142,22 @@ def show(gpu: bool) -> None:
 def main() -> int:
     total = {gpu: sum(minutes(gpu).values()) for gpu in (False, True)}
     parser = argparse.ArgumentParser(
-        description=f"Measures the figures of docs/benchmarks.md: about {total[False]:.0f} minutes on two cores, which "
-        f"nothing else should use. What needs a GPU is apart (--gpu), about {total[True]:.0f} minutes."
+        description=f"Measure the figures of docs/benchmarks.md: about {total[False]:.0f} minutes on two cores, which "
+        f"nothing else should use. --gpu measures what needs a GPU, about {total[True]:.0f} minutes."
     )
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="sections or parts (see --list)")
     parser.add_argument("--list", action="store_true", help="the parts, how long they take, when they were measured")
-    parser.add_argument("--again", action="store_true", help="also what was measured today, of this version")
-    parser.add_argument("--repeats", type=int, help="pairs of runs a job, at least 2 (default: 3, with --quick 2)")
-    parser.add_argument("--quick", action="store_true", help=f"short runs, to see that it works, into {QUICK.name}/")
-    parser.add_argument("--gpu", action="store_true", help="the parts that need a GPU, and no others")
+    parser.add_argument("--again", action="store_true", help="also parts that were measured today with this version")
+    parser.add_argument("--repeats", type=int, help="pairs of runs per job, at least 2 (default: 3, with --quick 2)")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"short runs to test the benchmarks; writes to {QUICK.name}/"
+    )
+    parser.add_argument("--gpu", action="store_true", help="only the parts that need a GPU")
     parser.add_argument("--measure", metavar="PART", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.repeats = options.repeats or REPEATS[options.quick]
     if options.measure:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started ends with it
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its child processes are ended too
         print(json.dumps(measure(options.measure, options.repeats, options.quick, options.again), allow_nan=False))
         return 0
     if options.list:
@@ -166,7 +168,7 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     if options.repeats < 2:
-        parser.error("--repeats is at least 2: one pair says nothing about the noise")
+        parser.error("--repeats: at least 2, since one pair does not show the noise")
     check_setup(parser, options.gpu)
     try:
         return run(parts, options)
@@ -180,7 +182,7 @@ def check_setup(parser: argparse.ArgumentParser, gpu: bool) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            parser.error("--gpu needs a machine with a GPU, and torch sees none here")
+            parser.error("--gpu: torch finds no GPU on this machine")
         return
     for path, target in ((OURS, "setup"), (PEERS_PYTHON, "bench-setup")):
         if not path.exists():

@@ -1,6 +1,6 @@
 """CartPole as a user would write it: a plain Gymnasium class, one environment, Python floats, its own time limit.
 
-The `userenv` job of the benchmark: neither side has a vector implementation of it to fall back on. Dynamics and limits
+Used by the `userenv` benchmark, because no side has a vector implementation of it. Dynamics and limits
 are those of Barto, Sutton and Anderson (1983), as in CartPole-v1.
 """
 

@@ -1,7 +1,7 @@
-"""DQN against Stable-Baselines3, and what a replay on disk costs.
+"""DQN compared with Stable-Baselines3, and the cost of a replay on disk.
 
-Peer and ours take turns, as in ppo.py. Both do plain DQN: Stable-Baselines3 has no double one. The peer of the replay
-on disk is the same in memory, each in a process of its own.
+Peer and paceline run in turns, as in ppo.py. Both use plain DQN, because Stable-Baselines3 has no double DQN. The
+replay on disk is compared with the same replay in memory, each in its own process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _CARTPOLE = (
     "--preset none --algo dqn --env CartPole-v1 --set dqn.double=false --set model.hidden=[256,256] "
     "--set model.activation=relu --set dqn.batch_size=64 --set dqn.replay_size=100000 --set dqn.learning_starts=1000"
 )
-# A target update every 10 env steps of Stable-Baselines3 is one after each round of 128 optimizer steps. A single
-# environment is stepped as it is, as there: CartPole's own vector env is for several.
+# Stable-Baselines3 updates the target every 10 env steps, which is once per round of 128 optimizer steps. A single
+# environment is stepped directly on both sides; CartPole's vector env is for several.
 _ZOO = (
     "--envs-per-worker 1 --set env.vector=sync --set dqn.rollout_steps=256 --set dqn.rounds=1 "
     "--set dqn.gradient_steps=128 --set dqn.learning_rate=2.3e-3 --set dqn.gamma=0.99 "
@@ -62,14 +62,14 @@ def throughput(bench: Bench) -> list[Row]:
 
 
 def _speed(bench: Bench, name: str, measure: str) -> Row:
-    """Without the arithmetic floor, which is PPO's."""
+    """Without the arithmetic floor, which is computed for PPO."""
     pairs = bench.pairs(name)
     row = bench.speed(name, 3, pairs, measure)
     return Row(**{**vars(row), "floor_seconds": None})
 
 
 def replay(bench: Bench) -> list[Row]:
-    """A million observations of 64 x 64 x 3 bytes: the time to draw 256 rows, and memory that is no file's."""
+    """A million observations of 64 x 64 x 3 bytes: the time to draw 256 rows, and the anonymous memory."""
     rows = 100_000 if bench.quick else 1_000_000
     seconds: dict[str, list[float]] = {"ram": [], "disk": []}
     anonymous = []
@@ -118,7 +118,7 @@ def measure(where: str, rows: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draws from a replay, in a process of its own; prints one JSON line.")
+    parser = argparse.ArgumentParser(description="Draw from a replay in this process; print one JSON line.")
     parser.add_argument("--measure", choices=["ram", "disk"], required=True)
     parser.add_argument("--rows", type=int, default=100_000)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Where the time of Procgen on one GPU goes, and how fast a run is.
+"""Procgen on one GPU: the speed of each part alone and of whole runs.
 
-Parts are measured alone first: environments stepping with random actions, the network acting, the network learning.
-Then short runs, by the number of environments and by whether collecting and learning overlap.
+The parts are environments stepping with random actions, the network acting, and the network learning. Then follow short
+runs with different numbers of environments, with and without overlap of collecting and learning.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 import paceline
-from paceline.algo.ppo import PPO
-from paceline.engine.replica import Replica
-from paceline.resolve import resolve_tree
-from paceline.rollout.device import DeviceCollector
+from paceline.algorithms.ppo import PPO
+from paceline.config.resolve import resolve_tree
+from paceline.engines.actor_learner import ActorLearner
+from paceline.rollout.gpu_collector import GpuCollector
 from ppo import Bench, say
 from tables import Row
 
@@ -48,8 +48,8 @@ def seconds_of(work: Callable[[], object], repeats: int) -> float:
     return (time.perf_counter() - began) / repeats
 
 
-def stepping(replica: Replica) -> float:
-    """Steps a second of the environments alone, the halves at once."""
+def stepping(replica: ActorLearner) -> float:
+    """Steps per second of the environments alone, both halves at once."""
     rng = np.random.default_rng(0)
     actions = [rng.integers(0, 15, (env.num_envs, 1)) for env in replica.envs]
     for env in replica.envs:
@@ -66,9 +66,9 @@ def stepping(replica: Replica) -> float:
 
 def _alone(envs: int, steps: int, compiled: bool) -> Tree:
     config, _ = resolve_tree(config_of(envs, steps, compiled, False), preset="procgen-paper")
-    replica = Replica(config, envs=envs)
+    replica = ActorLearner(config, envs=envs)
     collector, algorithm = replica.collector, replica.algorithm
-    assert isinstance(collector, DeviceCollector) and isinstance(algorithm, PPO)
+    assert isinstance(collector, GpuCollector) and isinstance(algorithm, PPO)
     found: Tree = {"envs": envs, "steps": steps, "compiled": compiled, "stepping": stepping(replica)}
     acting = collector._acting
     found["acting"] = envs / len(replica.envs) / seconds_of(acting.run, 100)
@@ -84,8 +84,8 @@ def _alone(envs: int, steps: int, compiled: bool) -> Tree:
     began = time.perf_counter()
     algorithm.update(batch, 1.0)
     found["update"] = batch.env_steps / (time.perf_counter() - began)
-    assert algorithm._passes is not None
-    found["learning"] = len(algorithm._passes._x) / seconds_of(algorithm._passes._step, 30)
+    assert algorithm._gpu is not None
+    found["learning"] = len(algorithm._gpu._x) / seconds_of(algorithm._gpu._step, 30)
     found["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
     replica.close()
     return found

@@ -1,4 +1,4 @@
-"""One measurement at a time: a process is started, waited for within a limit, and read out."""
+"""Run one command with a time limit, and read what it measured."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,9 +31,9 @@ PEERS_PYTHON = HERE / ".venv" / "bin" / "python"
 OURS = Path(sys.executable).parent / "paceline"
 
 Record = dict[str, Any]
-"""What one training run did, the same keys for every system; see `peer_sb3.run`."""
+"""What one training run did, with the same keys for every system; see `peer_sb3.run`."""
 
-# The matrix product of the widest job, the most that one thread can do of it. Best of many: a floor is to be a floor.
+# The matrix product of the widest job on one thread. The best of many counts, because it serves as a lower bound.
 _SGEMM = """
 import time, torch
 torch.set_num_threads(1)
@@ -54,23 +55,23 @@ print(json.dumps({"python": python, **{name: version(name) for name in sys.argv[
 
 
 class BenchError(Exception):
-    """A measurement that could not be made; its text goes to the user."""
+    """A measurement failed; the text is for the user."""
 
 
 def shown(argv: list[str]) -> str:
-    """The command as one would type it in the repository."""
+    """The command as typed in the repository."""
     words = [str(Path(word).relative_to(ROOT)) if word.startswith(f"{ROOT}/") else word for word in argv]
     return shlex.join(words)
 
 
 def _environment() -> dict[str, str]:
-    """Ours without what would set the number of threads: each system makes its own choice."""
+    """Without variables that set the number of threads: each system chooses its own."""
     return {name: value for name, value in os.environ.items() if not re.fullmatch(r"(OMP|MKL|OPENBLAS)_.*", name)}
 
 
 @contextmanager
 def _running(argv: list[str], stdout: int, stderr: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, which is gone at the end however we leave."""
+    """A process in its own process group, which is ended on every exit path."""
     process = subprocess.Popen(
         argv, stdout=stdout, stderr=stderr, text=True, cwd=ROOT, env=_environment(), start_new_session=True
     )
@@ -78,7 +79,7 @@ def _running(argv: list[str], stdout: int, stderr: Any) -> Iterator[subprocess.P
         yield process
     finally:
         if process.poll() is None:
-            process.terminate()  # RLlib's script takes Ray down with it
+            process.terminate()  # RLlib's script also stops Ray
             with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
         with suppress(ProcessLookupError):
@@ -87,7 +88,7 @@ def _running(argv: list[str], stdout: int, stderr: Any) -> Iterator[subprocess.P
 
 
 def output_of(argv: list[str], limit_seconds: float, *, show: bool = False) -> str:
-    """Its standard output; BenchError if it fails or runs past the limit. `show`: its progress goes to the user."""
+    """The standard output of a command; BenchError if it fails or exceeds the limit. `show`: print its progress."""
     with tempfile.TemporaryFile("w+") as stderr, _running(argv, subprocess.PIPE, None if show else stderr) as process:
         try:
             output, _ = process.communicate(timeout=limit_seconds)
@@ -118,12 +119,12 @@ def read_run(directory: Path) -> Record:
     summary = json.loads((directory / "summary.json").read_text())
     config = yaml.safe_load((directory / "config.yaml").read_text())
     split: dict[str, float] = summary["time_split"]
-    # As the peers' timers: from the start of training to its end, evaluation taken off. Writing metrics and checkpoints
-    # stays in, although the peers' runs write none.
+    # Like the peers' timers: from the start of training to its end, without evaluation. Metrics and checkpoints count,
+    # although the peers write none.
     seconds = sum(split.values()) - split["start"] - split["eval"]
     steps: int = summary["env_steps"]
     stop = config["stop"]
-    # With a return to reach, only that can end a run before its budget.
+    # Only reaching the return can end a run before its budget.
     solved = stop.get("return_mean") is not None and steps < stop["total_steps"]
     return {
         "system": f"paceline {version('paceline')}",
@@ -174,12 +175,12 @@ def first_iteration_seconds(runs: Path, *more: str) -> float:
 
 
 def flop_per_row(hidden: list[int], inputs: int = 4, outputs: tuple[int, ...] = (2, 1)) -> int:
-    """Of learning, for one tower per output: the products of forward, weight gradient and input gradient."""
+    """Operations of learning, for one tower per output: forward, weight gradient and input gradient."""
     total = 0
     for output in outputs:
         widths = [inputs, *hidden, output]
         products = [2 * a * b for a, b in pairwise(widths)]
-        total += 3 * sum(products) - products[0]  # nobody needs the gradient of the observation
+        total += 3 * sum(products) - products[0]  # the gradient of the observation is not computed
     return total
 
 
@@ -188,25 +189,27 @@ def sgemm_gflops() -> float:
 
 
 def _commit() -> str:
-    """Whether files differ from it, those that the parts before this one wrote left aside."""
+    """The commit, and whether files other than the results differ from it."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=20)
         return done.stdout.strip()
 
+    if shutil.which("git") is None:
+        return "none"
     others = [".", ":!benchmarks/results", ":!docs/benchmarks.md"]
     changes = git("status", "--porcelain", "--untracked-files=no", "--", *others)
     return (git("rev-parse", "--short=12", "HEAD") or "none") + (", with changes" if changes else "")
 
 
-def facts(command: str, gpu: bool) -> dict[str, Any]:
+def origin(command: str, gpu: bool) -> dict[str, Any]:
     """When, where, from which code and with which versions."""
-    origin = provenance.collect([])
-    packages = origin["packages"]
+    collected = provenance.collect([])
+    packages = collected["packages"]
     here = {
-        "cpu": origin["cpu_model"],
-        "cores": origin["cores"],
-        "memory_gib": round(origin["memory_bytes"] / 2**30, 1),
+        "cpu": collected["cpu_model"],
+        "cores": collected["cores"],
+        "memory_gib": round(collected["memory_bytes"] / 2**30, 1),
         "load_before": round((machine.load_average() or (0.0,))[0], 2),
     }
     if gpu:
@@ -215,7 +218,7 @@ def facts(command: str, gpu: bool) -> dict[str, Any]:
         here["gpu"] = torch.cuda.get_device_name()
     ours = {name: packages[name] for name in ("torch", "numpy", "gymnasium", "ray", "envpool") if name in packages}
     versions: dict[str, dict[str, str]] = {
-        "ours": {"paceline": origin["paceline"], "python": origin["python"], **ours},
+        "ours": {"paceline": collected["paceline"], "python": collected["python"], **ours},
         "peers": {},
     }
     if PEERS_PYTHON.exists():

@@ -1,9 +1,9 @@
-"""The Grid'5000 job on Ray RLlib (new API stack), in the peers' environment; prints one JSON line.
+"""The Grid'5000 job on Ray RLlib (new API stack), in the peers' environment. Prints one JSON line.
 
     benchmarks/.venv/bin/python benchmarks/peer_rllib.py --seed 1 [--iterations 10]
 
-PPO on CartPole-v1, 4000 steps an iteration, two 256-256 towers; what is not named in `settings` is RLlib's default.
-Only the `train()` calls are timed. Ray gets a home of its own under /tmp, which goes with it.
+PPO on CartPole-v1, 4000 steps per iteration, two 256-256 towers; everything not in `settings` is RLlib's default. Only
+the `train()` calls are timed. Ray gets its own home under /tmp, which is removed at the end.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def settings(seed: int, env_runners: int, returns_file: Path) -> Any:
     )
 
     def note_return(*, episode: Any, **_: Any) -> None:
-        # One line for each of a few hundred episodes. RLlib's own mean holds those of the last iteration alone, where
-        # the other systems report the last 100.
+        # RLlib's own mean covers only the last iteration; the other systems report the last 100 episodes.
         with returns_file.open("a") as file:
             file.write(f"{episode.get_return()}\n")
 
@@ -40,7 +39,7 @@ def settings(seed: int, env_runners: int, returns_file: Path) -> Any:
         PPOConfig()  # type: ignore[no-untyped-call, unused-ignore]
         .environment("CartPole-v1")
         .env_runners(num_env_runners=env_runners)
-        .learners(num_learners=0)  # in this process, the default: no copies between learner and driver
+        .learners(num_learners=0)  # the default, in this process: no copies between learner and driver
         .rl_module(
             model_config=DefaultModelConfig(fcnet_hiddens=[256, 256], fcnet_activation="tanh", vf_share_layers=False)
         )
@@ -87,7 +86,7 @@ def run(seed: int, iterations: int, env_runners: int, threads: int, home: Path) 
         module = algorithm.learner_group._learner.module["default_policy"]
         parameters = sum(p.numel() for p in module.parameters())
         if parameters != PARAMETERS:
-            raise SystemExit(f"RLlib built {parameters} parameters, the job has {PARAMETERS}: not the same work")
+            raise SystemExit(f"RLlib built {parameters} parameters instead of {PARAMETERS}: not the same work")
         hook = register_optimizer_step_post_hook(count)
         seconds = 0.0
         result: dict[str, Any] = {}
@@ -127,10 +126,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--env-runners", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1, help="of the learner; 0 leaves it to torch")
+    parser.add_argument("--threads", type=int, default=1, help="threads of the learner; 0: torch's default")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` below takes Ray and its files away
-    # At most 39 characters, for the socket paths below it. As HOME it also takes ~/ray_results and ~/.ray.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` below stops Ray and removes its files
+    # At most 39 characters, for the socket paths below it. As HOME it also holds ~/ray_results and ~/.ray.
     home = Path(tempfile.mkdtemp(prefix="bench-", dir="/tmp"))
     os.environ.update(
         HOME=str(home),
@@ -143,7 +142,7 @@ def main() -> None:
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         os.environ.pop(name, None)
     try:
-        # RLlib prints to stdout; the JSON line is to be alone there.
+        # RLlib prints to stdout, where only the JSON line belongs.
         with contextlib.redirect_stdout(sys.stderr):
             report = run(options.seed, options.iterations, options.env_runners, options.threads, home)
     finally:

@@ -1,9 +1,9 @@
-"""One training job on Stable-Baselines3, in the peers' environment; prints one JSON line.
+"""One training job on Stable-Baselines3, in the peers' environment. Prints one JSON line.
 
     benchmarks/.venv/bin/python benchmarks/peer_sb3.py zoo --seed 1 [--steps 100000] [--stop-return 475]
 
-One thread and in-process environments: for nets and environments this small that is its fastest setting. The timer
-starts right before `learn()` and stops when it returns; evaluations that confirm a return are taken off.
+One thread and in-process environments, its fastest setting for networks and environments this small. Only `learn()` is
+timed, without the evaluations that confirm a return.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
@@ -32,21 +34,25 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cartpole_scalar import CartPole
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
+import without_velocity
+
 RETURN_WINDOW = 20
 CONFIRM_EPISODES = 20
 
 
 def linear(start: float) -> Callable[[float], float]:
-    """From `start` to 0 over the budget; Stable-Baselines3 passes the part of it that is left."""
+    """From `start` to 0 over the budget. Stable-Baselines3 passes the remaining share."""
     return lambda left: left * start
 
 
 @dataclass(frozen=True)
 class Job:
-    env: str | type[CartPole]
+    env: str | type[Any]
     envs: int
     steps: int
     settings: dict[str, Any] = field(default_factory=dict)
+    recurrent: bool = False
 
 
 # RL Baselines3 Zoo, hyperparams/ppo.yml, CartPole-v1. The nets of `MlpPolicy` are 64-64 tanh, one tower each.
@@ -60,20 +66,30 @@ ZOO: dict[str, Any] = {
     "gae_lambda": 0.8,
     "ent_coef": 0.0,
 }
+# The same, hyperparams/ppo_lstm.yml, CartPoleNoVel: one LSTM for the policy and one for the value.
+RECURRENT: dict[str, Any] = {"policy_kwargs": {"lstm_hidden_size": 64, "net_arch": {"pi": [64], "vf": [64]}}}
 JOBS = {
     "zoo": Job("CartPole-v1", envs=8, steps=100_000, settings=ZOO),
     "throughput": Job(
         "CartPole-v1", envs=64, steps=245_760, settings={"n_steps": 128, "batch_size": 2048, "n_epochs": 4}
+    ),
+    "recurrent": Job(without_velocity.CartPole, envs=8, steps=50_000, settings=ZOO | RECURRENT, recurrent=True),
+    "recurrent-shared": Job(
+        without_velocity.CartPole,
+        envs=8,
+        steps=50_000,
+        settings=ZOO
+        | {"policy_kwargs": RECURRENT["policy_kwargs"] | {"shared_lstm": True, "enable_critic_lstm": False}},
+        recurrent=True,
     ),
     "userenv": Job(CartPole, envs=8, steps=50_000, settings=ZOO),
 }
 
 
 class SolvedRule(BaseCallback):  # type: ignore[misc, unused-ignore]
-    """Ends training when the last training episodes and then an evaluation reach the return.
+    """Ends training when the last training episodes reach the return and an evaluation confirms it.
 
-    Asked after each update, like our own stop rule; but where ours waits a while after a failed confirmation, this asks
-    again at once.
+    It checks after each update, like our own stop rule; but ours waits for a while after a failed confirmation.
     """
 
     def __init__(self, stop_return: float, eval_env: Any) -> None:
@@ -120,7 +136,12 @@ def run(name: str, seed: int, steps: int | None, stop_return: float | None) -> d
 
     hook = register_optimizer_step_post_hook(count)
     envs = make_vec_env(job.env, n_envs=job.envs, seed=seed, vec_env_cls=DummyVecEnv)
-    model = PPO("MlpPolicy", envs, seed=seed, device="cpu", verbose=0, **job.settings)
+    kind, policy = PPO, "MlpPolicy"
+    if job.recurrent:
+        from sb3_contrib import RecurrentPPO  # type: ignore[import-not-found, unused-ignore]
+
+        kind, policy = RecurrentPPO, "MlpLstmPolicy"
+    model = kind(policy, envs, seed=seed, device="cpu", verbose=0, **job.settings)
     rule = None
     if stop_return is not None:
         rule = SolvedRule(stop_return, make_vec_env(job.env, n_envs=CONFIRM_EPISODES, seed=seed + 10_000))
@@ -150,9 +171,9 @@ def main() -> None:
     parser.add_argument("job", choices=sorted(JOBS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, help="budget in env steps, also the length of the schedules")
-    parser.add_argument("--stop-return", type=float, help="stop at this return (last 20 episodes, then 20 evaluated)")
+    parser.add_argument("--stop-return", type=float, help="stop at this return, confirmed by 20 evaluation episodes")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as tempfile.tempdir:  # Stable-Baselines3 leaves a folder for logs in there
+    with tempfile.TemporaryDirectory() as tempfile.tempdir:  # Stable-Baselines3 leaves log folders in there
         report = run(options.job, options.seed, options.steps, options.stop_return)
     print(json.dumps(report))
 

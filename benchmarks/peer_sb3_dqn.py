@@ -1,9 +1,9 @@
-"""One DQN job on Stable-Baselines3, in the peers' environment; prints one JSON line.
+"""One DQN job on Stable-Baselines3, in the peers' environment. Prints one JSON line.
 
     benchmarks/.venv/bin/python benchmarks/peer_sb3_dqn.py zoo --seed 1 [--steps 50000]
 
-One thread and in-process environments: for nets and environments this small that is its fastest setting. The timer
-starts right before `learn()` and stops when it returns.
+One thread and in-process environments, its fastest setting for networks and environments this small. Only `learn()` is
+timed.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def main() -> None:
     parser.add_argument("job", choices=sorted(JOBS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, help="budget in env steps, also the length of the schedule")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     parser.add_argument("--evaluate", action="store_true", help=f"{EVAL_EPISODES} greedy episodes afterwards")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as tempfile.tempdir:  # Stable-Baselines3 leaves a folder for logs in there
+    with tempfile.TemporaryDirectory() as tempfile.tempdir:  # Stable-Baselines3 leaves log folders in there
         report = run(options.job, options.seed, options.steps, threads=options.threads, evaluate=options.evaluate)
     print(json.dumps(report))
 

@@ -3,7 +3,8 @@
 # PYTHON chooses the interpreter.
 set -eu
 cd "$(dirname "$0")"
-if [ -x .venv/bin/python ] && .venv/bin/python -c 'import ray, stable_baselines3, torch' 2>/dev/null; then
+if [ -x .venv/bin/python ] && .venv/bin/python -c 'import mujoco, ray, sb3_contrib, stable_baselines3, torch' \
+    2>/dev/null; then
     exit 0
 fi
 "${PYTHON:-python3}" -m venv .venv

@@ -1,6 +1,6 @@
-"""PPO against the peers: jobs of theirs and of ours, in turns, and the rows that judge them.
+"""PPO compared with the peers.
 
-Peer and ours take turns, one process at a time, so that a slow minute of the machine falls on both.
+Peer and paceline run in turns, one process at a time, so that a slow minute of the machine affects both.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ from measuring import Record, first_iteration_seconds, help_seconds, ours, peer,
 from tables import Row
 
 Pairs = list[tuple[Record, Record]]
-"""Peer and ours, with the same seed, one right after the other."""
+"""Records of peer and ours, run one after the other with the same seed."""
 
 PPO_CARTPOLE = "--preset none --algo ppo --env CartPole-v1"
-_ZOO = (
+_ZOO_PPO = (
     "--envs-per-worker 8 --set ppo.rollout_steps=32 --set ppo.epochs=20 --set ppo.minibatch_size=256 "
     "--set ppo.learning_rate=1e-3 --set ppo.learning_rate_schedule=linear --set ppo.clip=0.2 "
-    "--set ppo.clip_schedule=linear --set ppo.gamma=0.98 --set ppo.gae_lambda=0.8 --set model.hidden=[64,64]"
+    "--set ppo.clip_schedule=linear --set ppo.gamma=0.98 --set ppo.gae_lambda=0.8"
 )
-# RLlib's defaults where the job names nothing: no gradient clipping, weight 1 for the value. 1028 slots an environment,
-# not 1000: the slot after an episode is its reset, and ten iterations are to hold 40,000 true steps.
+_ZOO = f"{_ZOO_PPO} --set model.hidden=[64,64]"
+_RECURRENT = (
+    f"--preset none --algo ppo --env examples/without_velocity.py:CartPole {_ZOO_PPO} --set model.hidden=[64] "
+    "--set model.memory=lstm"
+)
+# RLlib's defaults for what the job leaves open: no gradient clipping, value loss weight 1. 1028 slots per environment
+# instead of 1000: the slot after an episode is its reset, and ten iterations must hold 40,000 real steps.
 GRID5000 = (
     "--envs-per-worker 4 --set ppo.rollout_steps=1028 --set ppo.epochs=30 --set ppo.minibatch_size=128 "
     "--set ppo.learning_rate=3e-4 --set ppo.gamma=0.99 --set ppo.gae_lambda=1.0 --set ppo.clip=0.3 "
@@ -53,11 +58,11 @@ class Job:
     size: int = 0
     quick_size: int = 0
     seeds: int = 0
-    """At least this many, whatever `--repeats` says."""
+    """Minimum number of seeds, also with fewer `--repeats`."""
     steps_per_size: int = 1
-    """Env steps that one unit of size stands for."""
+    """Env steps per unit of size."""
     optimizer_steps_per_size: int = 0
-    """That ours has to do at least; beside it, never fewer than the peer."""
+    """Minimum for ours, which must also never do fewer than the peer."""
 
 
 JOBS = {
@@ -92,6 +97,18 @@ JOBS = {
         size=245_760,
         quick_size=81_920,
     ),
+    "recurrent": Job(
+        peer="peer_sb3.py recurrent --steps {size}",
+        ours=f"{_RECURRENT} --total-steps {{size}}",
+        size=50_000,
+        quick_size=10_000,
+    ),
+    "recurrent, one LSTM": Job(
+        peer="peer_sb3.py recurrent-shared --steps {size}",
+        ours=f"{_RECURRENT} --total-steps {{size}}",
+        size=50_000,
+        quick_size=10_000,
+    ),
     "userenv": Job(
         peer="peer_sb3.py userenv --steps {size}",
         ours=f"--preset none --algo ppo --env benchmarks/cartpole_scalar.py:CartPole {_ZOO} --total-steps {{size}}",
@@ -103,28 +120,28 @@ JOBS = {
 
 @dataclass
 class Bench:
-    """What a part is given, and where it leaves what it found beside its rows."""
+    """The options of a part, and its results besides the rows."""
 
     repeats: int
     quick: bool
     again: bool
-    """Nothing that was measured before is to be taken over."""
+    """Measure again, without earlier results."""
     runs_directory: Path
-    """For runs that are read and thrown away."""
+    """For temporary runs."""
     records: dict[str, list[Record]] = field(default_factory=dict)
-    """Of each job, what every run did."""
+    """By job, the record of every run."""
     tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """Beside the rows: by its title, lines of figures under the same names."""
+    """Further tables by title, as lines of figures."""
     suite: dict[str, Any] | None = None
     """The `suite.json` of a `paceline bench suite`."""
     text: str = ""
-    """For the page, as it is."""
+    """Markdown for the page."""
 
     def size(self, job: Job) -> int:
         return job.quick_size if self.quick else job.size
 
     def pairs(self, name: str) -> Pairs:
-        """Peer, ours, peer, ours, …: one seed a pair."""
+        """Peer, ours, peer, ours, …, with one seed per pair."""
         job = JOBS[name]
         seeds = self.repeats if self.quick else max(self.repeats, job.seeds)
         size, pairs = self.size(job), []
@@ -142,7 +159,7 @@ class Bench:
         return sgemm_gflops()
 
     def floor(self, pairs: Pairs) -> dict[str, Any]:
-        """The time that the products of learning take, and ours as multiples of it."""
+        """The time of the matrix products of learning, and our times as multiples of it."""
         floors = [mine["learning_flop"] / (self.gflops * 1e9) for _, mine in pairs]
         times = [mine["train_seconds"] / floor for (_, mine), floor in zip(pairs, floors, strict=True)]
         return {"floor_seconds": median(floors), "times_floor": times}
@@ -155,10 +172,10 @@ class Bench:
         return Row(job, measure, peer=theirs, ours=mine, factor=factor, **more)
 
     def speed(self, name: str, factor: float, pairs: Pairs, measure: str = "env steps/s") -> Row:
-        """The whole job's, valid only if both did all of it."""
+        """Speed of the whole job, valid only if both sides did all the work."""
         about: dict[str, Any] = {
             **self.floor(pairs),
-            # A quick run may miss by a hair: untrained episodes are short, so that more of the slots are resets.
+            # A quick run may do slightly less: untrained episodes are short, so more slots are resets.
             "problems": [] if self.quick else less_work(JOBS[name], self.size(JOBS[name]), pairs),
         }
         if measure == "env steps/s":
@@ -169,7 +186,7 @@ class Bench:
 def grid5000(bench: Bench, name: str = "grid5000", factor: float = 8) -> list[Row]:
     pairs = bench.pairs(name)
     seconds = bench.speed(name, factor, pairs, "training, s")
-    if bench.quick:  # too short to have learnt anything
+    if bench.quick:  # too short to learn anything
         return [seconds]
     return [seconds, bench.row(name, "return, last 100", "return_last100", pairs, 1, better="higher")]
 
@@ -193,6 +210,17 @@ def userenv(bench: Bench) -> list[Row]:
     return [bench.speed("userenv", 2, bench.pairs("userenv"))]
 
 
+def recurrent(bench: Bench) -> list[Row]:
+    """RecurrentPPO as published, with two LSTMs, and with one that policy and value share, as ours do."""
+    rows = []
+    for name in ("recurrent", "recurrent, one LSTM"):
+        pairs = bench.pairs(name)
+        problems = [] if bench.quick else less_work(JOBS[name], bench.size(JOBS[name]), pairs)
+        key, better = "steps_per_second", "higher"
+        rows.append(bench.row(name, "env steps/s", key, pairs, 8, better=better, digits=0, problems=problems))
+    return rows
+
+
 def startup(bench: Bench) -> list[Row]:
     first = [first_iteration_seconds(bench.runs_directory) for _ in range(bench.repeats)]
     answers = [help_seconds() for _ in range(max(3, bench.repeats))]
@@ -203,7 +231,7 @@ def startup(bench: Bench) -> list[Row]:
 
 
 def memory(bench: Bench) -> list[Row]:
-    """Of one long run, the growth over its last four fifths."""
+    """Peak memory of one long run, and its growth over the last four fifths."""
     size = 1_000_000 if bench.quick else 5_000_000
     record = {**ours(MEMORY_RUN.format(size=size), 1, 1800, bench.runs_directory), "job": "memory"}
     bench.records["memory"] = [record]
@@ -219,7 +247,7 @@ def memory(bench: Bench) -> list[Row]:
 
 
 def less_work(job: Job, size: int, pairs: Pairs) -> list[str]:
-    """Ways in which the two sides did not do the agreed work."""
+    """The runs that did less than the agreed work."""
     problems = []
     steps, optimizer_steps = size * job.steps_per_size, size * job.optimizer_steps_per_size
     for theirs, mine in pairs:

@@ -1,8 +1,7 @@
-"""Procgen on the CPU: how much of what the parts allow a whole run reaches.
+"""Procgen on the CPU: the speed of a run compared with the bound by its parts.
 
-Stepping, acting and learning are measured alone, with the threads of a run, before and after each run. A run whose
-parts take turns is no faster than 1 / (epochs / learn + 1 / act + 1 / step); of the IMPALA-CNN, learning alone is the
-bound.
+Stepping, acting and learning are measured alone, with the threads of a run, before and after each run. Since the parts
+take turns, the bound is 1 / (epochs / learn + 1 / act + 1 / step); for the IMPALA-CNN it is learning alone.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import numpy as np
 
 from measuring import ours
 from paceline.config import RunConfig
-from paceline.engine.replica import Replica
-from paceline.model.policy import Policy
-from paceline.resolve import parse_sets, resolve_tree
+from paceline.config.resolve import parse_sets, resolve_tree
+from paceline.engines.actor_learner import ActorLearner
+from paceline.models.policy import Policy
 from ppo import Bench, say
 from tables import Row
 
@@ -35,7 +34,7 @@ PARTS = ("step", "act", "learn")
 
 
 def rate(work: Callable[[], object], rows: int, seconds: float) -> float:
-    """Rows a second: the median of calls for so long, after one to warm up."""
+    """Rows per second: the median over calls for `seconds`, after a warm-up call."""
     work()
     took: list[float] = []
     while sum(took) < seconds or len(took) < 3:
@@ -46,9 +45,9 @@ def rate(work: Callable[[], object], rows: int, seconds: float) -> float:
 
 
 def parts(config: RunConfig, seconds: float) -> dict[str, float]:
-    """Each alone: all environments step, the network acts for all of them, and learns from one minibatch."""
+    """Rates of each part alone: stepping all environments, acting for all of them, learning from one minibatch."""
     envs, minibatch = config.env.envs_per_worker, config.ppo.minibatch_size
-    replica = Replica(config, envs=envs)
+    replica = ActorLearner(config, envs=envs)
     policy, rng = replica.policy, np.random.default_rng(0)
     frames = np.concatenate([env.reset() for env in replica.envs])
     actions = [rng.integers(0, 15, (env.num_envs, 1)) for env in replica.envs]
@@ -70,7 +69,7 @@ def parts(config: RunConfig, seconds: float) -> dict[str, float]:
 
 
 def _learn(policy: Policy, x: Any) -> None:
-    """Forward, the simplest loss there is, backward."""
+    """Forward, the simplest possible loss, backward."""
     for part in policy.passes(len(x)):
         policy.learn(x[part], lambda out: out * np.float32(1e-3), lambda value: value, add=part.start > 0)
 

@@ -1,4 +1,4 @@
-"""Figures that three guides to reinforcement learning on clusters report, and which of ours stand beside them."""
+"""Published figures of three guides to reinforcement learning on clusters, and paceline's for the same jobs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Published:
     about: str
     measure: str
     key: str
-    """Of a record: what is compared."""
+    """The key of a record that is compared."""
     better: Literal["lower", "higher"]
     figures: dict[str, tuple[float, str]]
-    """By where: the figure, and the return as it was given."""
+    """By place: the figure, and the published return."""
     here: dict[str, tuple[str, str]]
-    """By what stands beside it: the part and the job that hold the records."""
+    """By label: the part and the job of our records."""
 
 
-# RLlib of 2021 by its defaults: 32 rows every 4 steps of each environment, a replay of 50,000 that learns from 1000 on,
-# a 256-256 network with both outputs, target copied every 500 steps.
+# The defaults of RLlib in 2021: 32 rows every 4 steps of each environment, a replay of 50,000 rows, learning from 1000
+# on, a dueling 256-256 network, target copied every 500 steps.
 _EAGLE = (
     "--preset none --algo dqn --env CartPole-v0 --set dqn.rollout_steps=4 --set dqn.gradient_steps=1 "
     "--set dqn.batch_size=32 --set dqn.learning_rate=5e-4 --set dqn.replay_size=50000 --set dqn.learning_starts=1000 "
@@ -34,15 +34,16 @@ _EAGLE = (
 EAGLE = {
     "eagle, 1 environment": f"{_EAGLE} --threads 1 --envs-per-worker 1 --set dqn.target_update_every=125 "
     "--total-steps 2000",
-    # 36 environments, so that an optimizer step comes after 144 steps, as after 140 there.
+    # 36 environments, so that there is one optimizer step per 144 steps; theirs was 140.
     "eagle, 36 environments": f"{_EAGLE} --workers 2 --envs-per-worker 18 --set dqn.rounds=8 "
     "--set dqn.target_update_every=4 --total-steps 4480",
 }
 TABLES = [
     Published(
         "Grid'5000: PPO on CartPole-v1, ten iterations",
-        "RLlib with its defaults, on nodes of 64 cores; returns are the mean of the last iteration's episodes there, "
-        "of the last 100 here. The job is `configs/grid5000.yaml`: 40,000 steps and 30 passes over each 4000 of them.",
+        "Published: RLlib with its defaults, on nodes of 64 cores. Its returns are means over the last iteration's "
+        "episodes, paceline's over the last 100. The job is `configs/grid5000.yaml`: 40,000 steps, with 30 epochs over "
+        "every 4000 of them.",
         "training, s",
         "train_seconds",
         "lower",
@@ -58,8 +59,8 @@ TABLES = [
     ),
     Published(
         "Eagle: DQN on CartPole-v0, first iterations",
-        "RLlib with its defaults, in 2021, on a node of 36 cores: 2000 steps in 2.56 s with one core, 4480 steps in "
-        "8.04 s with 35 workers, that is more workers and fewer steps a second.",
+        "Published: RLlib with its defaults, in 2021, on a node of 36 cores. 2000 steps took 2.56 s with one core, and "
+        "4480 steps took 8.04 s with 35 workers: more workers made fewer steps per second.",
         "env steps/s",
         "steps_per_second",
         "higher",
@@ -71,9 +72,9 @@ TABLES = [
     ),
     Published(
         "rl-cluster-benchmark: PPO on Procgen's coinrun, CPUs only",
-        "The Nature-CNN, 128 steps, 4 epochs, minibatches of 1024; 32 environments here. Steps a second are from the "
-        "training times that it calls typical, the shorter of each two: 3 to 4 hours for 10 million steps on 16 cores, "
-        "1 to 2 on 64, 6 to 8 for 100 million on 128.",
+        "The Nature-CNN, 128 steps, 4 epochs, minibatches of 1024; paceline with 32 environments. The published steps "
+        "per second follow from the typical training times that the guide gives, always the shorter one: 3 to 4 hours "
+        "for 10 million steps on 16 cores, 1 to 2 on 64, and 6 to 8 for 100 million on 128.",
         "env steps/s",
         "steps_per_second",
         "higher",

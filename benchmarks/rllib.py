@@ -1,9 +1,9 @@
-"""What `--engine rllib` costs: the Grid'5000 job by it and by RLlib alone, an iteration of each in turns.
+"""The overhead of `--engine rllib`: the Grid'5000 job by it and by RLlib alone, one iteration of each in turns.
 
-Machines are noisy over minutes, so both run in this process, on one Ray, each with an env runner of its own: RLlib's
-`train()` is called as in a script, then an iteration of ours is done, and so on. Ours is everything from one call of
-`train()` to the next: metrics, episodes, files and checkpoints. RLlib's minibatches follow from how many episodes were
-cut, so times are compared by optimizer step. The first iteration of each warms up and is left out.
+Machines are noisy over minutes, so both run in this process and on one Ray, each with its own env runner. An iteration
+of ours includes everything from one call of `train()` to the next: metrics, episodes, files and checkpoints. The number
+of RLlib's minibatches depends on where episodes were cut, so times are compared per optimizer step. The first iteration
+of each is a warm-up and does not count.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import paceline
 from measuring import HERE
-from paceline.engine.rllib import RllibEngine
-from paceline.resolve import merge, read_file
+from paceline.config.resolve import merge, read_file
+from paceline.engines.rllib.rllib_engine import RllibEngine
 from peer_rllib import settings
 from ppo import Bench, say
 from tables import Row
 
-SHARE = 0.5  # of a CPU for each env runner, in the books of a Ray that is made for one
+SHARE = 0.5  # CPUs per env runner, so that both fit into a Ray made for one
 SEED = 1
 MOST_OVERHEAD = 1.05
 
 
 class Turns:
-    """Takes the place of the engine's `iterate`, and lets the script have its turn first."""
+    """Replaces the engine's `iterate`: one iteration of the script, then one of the engine."""
 
     def __init__(self, folder: Path) -> None:
         self.script: list[dict[str, float]] = []
@@ -64,7 +64,7 @@ class Turns:
         return self._own(engine, *arguments)
 
     def close(self, engine: RllibEngine) -> None:
-        """The end of Ray belongs to no iteration."""
+        """Stopping Ray is not part of an iteration."""
         self.end_ours()
         self._close(engine)
 

@@ -1,7 +1,7 @@
-"""What more workers bring.
+"""The speed-up by more workers.
 
-The peer of a run with many workers is the same run with one, of one on Ray the same one without, of the Grid'5000 job
-RLlib with as many. They take turns, as in ppo.py.
+The peer of a run with many workers is the same run with one worker. The peer of one worker on Ray is the same run
+without Ray, and that of the Grid'5000 job is RLlib with as many workers. They run in turns, as in ppo.py.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _UNEVEN = (
     "--preset none --env paceline/FixedCost-v0 --set 'env.kwargs={cost_seconds: 0.001, cost_max_seconds: 0.01}' "
     "--envs-per-worker 1 --engine ray --workers 8"
 )
-# Eight environments a worker. 257 slots each: the slot after an episode is its reset, and ten iterations are to hold
-# 40,000 true steps.
+# Eight environments per worker. 257 slots each: the slot after an episode is its reset, and ten iterations must hold
+# 40,000 real steps.
 _GRID_OF_TWO = GRID5000.replace("--envs-per-worker 4", "--envs-per-worker 16").replace("steps=1028", "steps=257")
 JOBS["grid5000 x 2"] = replace(
     JOBS["grid5000"],
@@ -41,11 +41,11 @@ JOBS["grid5000 x 2"] = replace(
     ours=f"{PPO_CARTPOLE} {_GRID_OF_TWO} --iterations {{size}} --workers 2",
 )
 START_LIMIT_SECONDS = 12.0
-SLEEPING_STEPS = 200.0  # of an environment that sleeps 5 ms a step, in a second
+SLEEPING_STEPS = 200.0  # steps per second of an environment that sleeps 5 ms per step
 
 
 def pairs(bench: Bench, name: str, base: str, more: str, seeds: int) -> Pairs:
-    """`base` and `more`, in turns."""
+    """Run `base` and `more` in turns."""
     found: Pairs = []
     for seed in range(1, seeds + 1):
         pair: list[Record] = []
@@ -107,7 +107,7 @@ def start(bench: Bench) -> list[Row]:
 
 
 def sixty_four(bench: Bench) -> list[Row]:
-    """That it starts, trains and stops; what a worker takes of memory."""
+    """64 workers start, train and stop; memory per worker."""
     words = f"{_SLEEP} {_SLEEP_ALGO['impala']} --workers 64 --total-steps {64 * 128 * (2 if bench.quick else 8)}"
     record = {**ours(words, 1, 600, bench.runs_directory), "job": "64 workers"}
     bench.records["64 workers"] = [record]

@@ -1,4 +1,4 @@
-"""What agents learn: suites (suites/NAME.yaml) of runs that are trained and evaluated by `paceline bench suite`."""
+"""Scores of suites (suites/NAME.yaml), trained and evaluated by `paceline bench suite`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def procgen_gpu_impala(bench: Bench) -> list[Row]:
 
 
 def _suite(bench: Bench, name: str, words: str, quick_words: str) -> list[Row]:
-    """The runs stay, so that an interrupted suite continues; those of another day are no part of it."""
+    """The runs of a day are kept, so that an interrupted suite continues."""
     today = datetime.now(UTC).strftime("%Y%m%d")
     folder = f"runs/bench-{name}-{'quick' if bench.quick else today}"
     if bench.again and (ROOT / folder).exists():

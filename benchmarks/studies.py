@@ -1,4 +1,4 @@
-"""What more workers bring, as `paceline bench scaling` says it: whole studies, as a user makes them."""
+"""Scaling benchmarks by `paceline bench scaling`, as a user makes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT_SECONDS = 3600
 
 
 def grid5000(bench: Bench) -> list[Row]:
-    return _study(bench, "--config configs/grid5000.yaml --engines ray,rllib --workers 1,2", "--iterations 1")
+    return _scaling(bench, "--config configs/grid5000.yaml --engines ray,rllib --workers 1,2", "--iterations 1")
 
 
 def waiting(bench: Bench) -> list[Row]:
@@ -23,10 +23,10 @@ def waiting(bench: Bench) -> list[Row]:
         "--set 'env.kwargs={cost_seconds: 0.002}' --set env.envs_per_worker=4 --set ppo.rollout_steps=64 "
         "--set ppo.epochs=4"
     )
-    return _study(bench, words, "--total-steps 512", "--total-steps 2560")
+    return _scaling(bench, words, "--total-steps 512", "--total-steps 2560")
 
 
-def _study(bench: Bench, words: str, quick_budget: str, budget: str = "") -> list[Row]:
+def _scaling(bench: Bench, words: str, quick_budget: str, budget: str = "") -> list[Row]:
     out = bench.runs_directory / "study"
     chosen = f"{words} --seeds {bench.repeats} {quick_budget if bench.quick else budget}"
     argv = ["bench", "scaling", *shlex.split(chosen)]
@@ -36,6 +36,6 @@ def _study(bench: Bench, words: str, quick_budget: str, budget: str = "") -> lis
 
 
 def findings(page: str, command: str) -> str:
-    """The page of a study, without its title and its list of runs, under headings of its own."""
+    """The page of a scaling benchmark without its title and list of runs, with smaller headings."""
     body = page.partition("```\n\n")[2].partition("\n## Every run")[0].strip()
     return f"```sh\n{command}\n```\n\n" + re.sub(r"^## ", "#### ", body, flags=re.MULTILINE)

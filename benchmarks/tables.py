@@ -1,4 +1,4 @@
-"""Measurements as rows with a verdict, and rows as Markdown."""
+"""Measurements as rows that pass or fail, and rows as Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paceline.bench.results import table
+from paceline.results.text import table
 from paceline.stats import bootstrap_interval
 
 SIGNIFICANT = 0.05
@@ -18,7 +18,7 @@ SIGNIFICANT = 0.05
 
 @dataclass(frozen=True)
 class Row:
-    """One bar. With a peer the median ratio has to reach `factor`; alone, the worst of ours has to hold `limit`."""
+    """One bar. With a peer, the median ratio must reach `factor`; alone, our worst value must stay within `limit`."""
 
     job: str
     measure: str
@@ -32,18 +32,18 @@ class Row:
     times_floor: list[float] = field(default_factory=list)
     """Our training times, as multiples of the arithmetic floor."""
     by_chance: bool = False
-    """The measure is mostly the luck of the seed: a worse median fails only if a permutation test shows it is worse."""
+    """The measure depends mostly on the seed: a worse median fails only if a permutation test confirms it."""
     problems: list[str] = field(default_factory=list)
-    """What makes the comparison void: less work done than agreed."""
+    """Reasons why the comparison is invalid, such as less work than agreed."""
 
     @property
     def ratios(self) -> list[float]:
-        """Of each pair, over 1 where ours is better: the two took turns, so a slow minute fell on both."""
+        """One ratio per pair, over 1 if ours is better. The two ran in turns, so a slow minute affected both."""
         return [ratio_of(peer, ours, self.better) for peer, ours in zip(self.peer, self.ours, strict=True)]
 
     @property
     def p_worse(self) -> float:
-        """How often a random relabelling of all runs makes ours at least as much worse as it was, by mean rank."""
+        """Permutation test: how often a random relabelling makes ours at least as much worse, by mean rank."""
         both = np.argsort(np.argsort([*self.peer, *self.ours])).astype(float)
         if self.better == "higher":
             both = -both
@@ -67,7 +67,7 @@ class Row:
         return f"{'<' if self.better == 'lower' else '>'} {number(self.limit, self.digits)}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, which has no infinity: None is a run that did not get there, or a limit that is not set."""
+        """For JSON, which has no infinity: None is a run that did not reach the goal, or a missing limit."""
         content = {
             **asdict(self),
             "peer": _finite(self.peer),
@@ -92,15 +92,15 @@ class Row:
 
 
 def ratio_of(theirs: float, ours: float, better: str) -> float:
-    """Over 1 where ours is better."""
+    """Over 1 if ours is better."""
     good, bad = (ours, theirs) if better == "lower" else (theirs, ours)
-    if math.isinf(good):  # we did not get there
+    if math.isinf(good):  # ours did not reach the goal
         return 0.0
     return bad / good if good else math.inf
 
 
 def interval_of(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % bootstrap interval of the median; None where there is nothing to resample."""
+    """95 % bootstrap interval of the median; None with fewer than two values."""
     if len(values) < 2 or not all(map(math.isfinite, values)):
         return None
     return bootstrap_interval(values, np.median)
@@ -128,7 +128,7 @@ def spread(values: list[float], digits: int) -> str:
 
 
 def bars_table(rows: Iterable[Row], failures: dict[str, str]) -> str:
-    """A line for each bar, and for each part that could not be measured."""
+    """One line for each bar, and for each part that could not be measured."""
     rows = list(rows)
     header = ["job", "measure", "peer", "ours", "ratio (95 % interval)", "bar", "verdict"]
     floor = any(row.floor_seconds is not None for row in rows)
@@ -174,7 +174,7 @@ def work_table(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def commands(runs: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """The first of each system in each job, and of each way to run it; the others differ in the seed."""
+    """The commands of the first seed, each once."""
     lines = [
         record["command"]
         for records in runs.values()
