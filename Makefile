@@ -1,11 +1,11 @@
-# `make` lists the targets. Each does all the set-up it needs: only Python 3.11+, make and the package index are expected.
+# `make` lists the targets. Each does all the set-up it needs: Python 3.11+, make and a package index are enough.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint test-learning test-faults test-cluster bench-setup bench bench-gpu clean
+.PHONY: help setup train test lint test-extending test-learning test-faults test-crashes test-cancels soak test-cluster bench-setup bench bench-gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -34,19 +34,39 @@ lint: setup  ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: setup lint  ## the tests, two at a time; ten minutes
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: setup lint  ## lint and the tests, three at a time; 13 minutes
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
-test-learning: setup  ## every published score, over several seeds, two at a time; ten minutes
+test-extending: setup  ## the tests again, in a clone where docs/extending.md has been followed; 13 minutes; FAST=1
+	@command -v git >/dev/null || { echo "make test-extending needs git: apt-get install git"; exit 1; }
+	$(BIN)/python docs/apply_extending.py $(if $(FAST),--fast)
+
+test-learning: setup  ## every published score, over several seeds, two at a time; 15 minutes
 	$(BIN)/python -m pytest -n 2 -m learning tests/learning
 
-test-faults: setup  ## workers killed, stopped and broken while they train; ten minutes
-	$(BIN)/python -m pytest -m faults tests/engine tests/tune
+test-faults: setup  ## workers killed, stopped and broken while they train, a thousand odd commands; ten minutes
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m faults tests
+
+test-crashes: setup  ## every way to break a run in every phase, as root; hours; ONLY=ray/ppo, KILLS=100, NODE_KILLS=20
+ifdef NODE_KILLS
+	$(BIN)/python tests/faults/node_kills.py --kills $(NODE_KILLS)
+else
+	$(BIN)/python tests/faults/crash_matrix.py $(if $(ONLY),--only "$(ONLY)") $(if $(KILLS),--kills $(KILLS))
+endif
+	$(BIN)/python docs/generate.py
+
+test-cancels: setup  ## jobs on SLURM and OAR ended in every way, as root; 40 minutes; ON=slurm, ONLY="link cut"
+	$(BIN)/python tests/cluster/cancel_trials.py $(if $(ON),--on $(ON)) $(if $(ONLY),--only "$(ONLY)")
+	$(BIN)/python docs/generate.py
+
+soak: setup  ## what grows in a long run; two hours; MINUTES=10
+	$(BIN)/python tests/faults/soak.py $(if $(MINUTES),--minutes $(MINUTES))
+	$(BIN)/python docs/generate.py
 
 test-cluster: setup  ## SLURM, OAR, MPI and ssh on hosts made on this machine, as root; ten minutes
 	@[ "$$(id -u)" = 0 ] || { echo "make test-cluster makes hosts out of namespaces: run it as root"; exit 1; }
 	@command -v ip >/dev/null || { echo "make test-cluster needs ip: apt-get install iproute2"; exit 1; }
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m cluster tests/cluster
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m cluster tests/cluster
 
 bench-setup:  ## make the peers' environment
 	sh benchmarks/peers.sh
@@ -54,10 +74,10 @@ bench-setup:  ## make the peers' environment
 BENCH = $(BIN)/python benchmarks/bench.py $(if $(ONLY),--only $(ONLY)) $(if $(AGAIN),--again) $(if $(QUICK),--quick) \
 	$(if $(REPEATS),--repeats $(REPEATS))
 
-bench: setup bench-setup  ## every figure of docs/benchmarks.md, on a quiet machine; 100 minutes on 2 cores; ONLY=dqn, AGAIN=1
+bench: setup bench-setup  ## every figure of docs/benchmarks.md, on a quiet machine; 118 minutes on 2 cores; ONLY=dqn, AGAIN=1
 	$(BENCH)
 
-bench-gpu: setup  ## the figures that need a GPU; 45 minutes
+bench-gpu: setup  ## the figures that need a GPU; 52 minutes
 	$(BENCH) --gpu
 
 clean:  ## remove caches; runs and environments stay

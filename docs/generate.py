@@ -1,9 +1,9 @@
-"""Writes the tables that the documentation takes from the code, in place.
+"""Writes the tables and pictures that the documentation takes from the code, in place.
 
     python docs/generate.py            rewrite what is stale
     python docs/generate.py --check    exit 1 if something is
 
-A table stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+Each stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,28 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from paceline import rllib_keys
-from paceline.cli import TRAIN_FLAGS, make_parser
-from paceline.config import ALGORITHM_NAMES, RunConfig
-from paceline.engine.sizes import Machine, estimate, fit, look, workers_of
-from paceline.launch.profile import Profile
-from paceline.resolve import keys, presets, resolve_tree
+import fault_tables
+import pictures
+
+from paceline.commands.flags import options
+from paceline.commands.main import VERBS
+from paceline.config import ALGORITHMS, RunConfig, algorithm_class, rllib_keys
+from paceline.config.resolve import keys, presets, resolve_tree
+from paceline.envs import procgen
 from paceline.run.metrics import EVAL_METRICS, METRICS, Metric
+from paceline.schedulers.profile import Profile
+from paceline.training.memory import Resources, estimate, fit_to_memory, measure, workers_of
 
 DOCS = Path(__file__).parent
+procgen.import_envpool = lambda: None  # the tables need the games' spaces alone, also where envpool does not load
 KINDS = {"int": "whole number", "float": "number", "str": "text", "bool": "`true`, `false`"}
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def package_list() -> str:
+    """Every package and single module, by layer, with the first sentence of its docstring."""
+    rows = [[_code(name), pictures.meaning(name)] for layer in pictures.layers() for name in layer]
+    return _table(["package", ""], rows)
 
 
 def settings() -> str:
@@ -36,26 +47,34 @@ def settings() -> str:
         parts.setdefault(section, []).append([_code(key), _code(default), _kind(kind), meaning])
     blocks = []
     for section, rows in parts.items():
-        model = RunConfig.model_fields[section].annotation if section else None
-        about = (vars(model).get("__doc__") if model else None) or ""
+        about = _about(section) if section else ""
         title = f"### `{section}`" if section else "### At the top"
         table = _table(["key", "default", "values", "meaning"], rows)
         blocks += [title, *([" ".join(about.split())] if about else []), table]
     return "\n\n".join(blocks)
 
 
+def _about(section: str) -> str:
+    """The first paragraph on an algorithm, or what the section's class says of itself."""
+    if section in ALGORITHMS:
+        return (sys.modules[algorithm_class(section).__module__].__doc__ or "").partition("\n\n")[0]
+    return vars(RunConfig.model_fields[section].annotation).get("__doc__") or ""
+
+
 def flags() -> str:
-    return _table(["flag", "key", ""], [[_code(flag), _code(key), text] for flag, (key, text) in TRAIN_FLAGS.items()])
+    """The settings that have a flag of their own."""
+    chosen = [option for option in options(VERBS["train"]) if option.field == "settings"]
+    rows = [[_code(option.names[0]), _code(option.setting), option.help] for option in chosen]
+    return _table(["flag", "key", ""], rows)
 
 
 def options_of(verb: str) -> str:
-    """The options of a verb that has no keys, from its parser."""
-    verbs = next(action.choices for action in make_parser()._actions if isinstance(action.choices, dict))
+    """Every flag of a verb."""
     rows = []
-    for action in verbs[verb]._actions:
-        if action.option_strings and "--help" not in action.option_strings:
-            value = f" {action.metavar}" if action.metavar else ""
-            rows.append([", ".join(_code(f"{flag}{value}") for flag in action.option_strings), action.help or ""])
+    for option in options(VERBS[verb]):
+        metavar = f" {value}" if (value := option.keywords.get("metavar")) else ""
+        if option.names:
+            rows.append([", ".join(_code(f"{flag}{metavar}") for flag in option.names), option.help])
     return _table(["option", ""], rows)
 
 
@@ -67,14 +86,17 @@ def profile() -> str:
 def preset_list() -> str:
     rows = [
         [_code(name), _code(algo), " ".join(_code(f"{key}={value}") for key, value in _leaves(tree))]
-        for algo in ALGORITHM_NAMES
+        for algo in ALGORITHMS
         for name, tree in presets(algo).items()
     ]
     return _table(["preset", "algorithm", "settings"], rows)
 
 
 def metrics() -> str:
-    return _metric_table(METRICS)
+    own = {
+        name: Metric(meaning, "train") for algo in ALGORITHMS for name, meaning in algorithm_class(algo).metrics.items()
+    }
+    return _metric_table(METRICS | own)
 
 
 def eval_metrics() -> str:
@@ -85,14 +107,14 @@ def room() -> str:
     """What `auto` chooses for Procgen, by cores and memory."""
     rows = []
     for cores, memory in ((2, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64), (64, 64), (64, 256)):
-        here = Machine(cores, memory * 10**9)
+        here = Resources(cores, memory * 10**9)
         cells = [str(cores), f"{memory} GB"]
         for cnn in ("nature", "impala"):
             tree = {"env": {"id": "coinrun", "envs_per_worker": 0}, "ppo": {"minibatch_size": 0}, "model": {"cnn": cnn}}
-            config, _ = fit(_on_cpu(tree), may_lower=True, here=here)
+            config, _ = fit_to_memory(_on_cpu(tree), may_lower=True, here=here)
             needed = estimate(config, _images(config), 1) / 1e9
-            cells += [f"{config.env.envs_per_worker} x {config.ppo.minibatch_size}", f"{needed:.1f} GB"]
-        config, _ = fit(_on_cpu({"env": "coinrun", "engine": {"name": "ray"}}), may_lower=True, here=here)
+            cells += [f"{config.env.envs_per_worker} x {config.hyper.minibatch_size}", f"{needed:.1f} GB"]
+        config, _ = fit_to_memory(_on_cpu({"env": "coinrun", "engine": {"name": "ray"}}), may_lower=True, here=here)
         needed = estimate(config, _images(config), workers_of(config, here)) / 1e9
         rows.append([*cells, str(workers_of(config, here)), f"{needed:.1f} GB"])
     head = ["cores", "memory", "Nature-CNN", "takes", "IMPALA-CNN", "takes", "workers of PPO", "take"]
@@ -104,7 +126,7 @@ def _on_cpu(tree: dict[str, Any]) -> RunConfig:
 
 
 def _images(config: RunConfig) -> Any:
-    images, _ = look(config)
+    images, _ = measure(config)
     assert images is not None
     return images
 
@@ -118,6 +140,9 @@ def rllib_refused() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "packages": pictures.packages,
+    "package-list": package_list,
+    "iteration": pictures.iteration,
     "settings": settings,
     "flags": flags,
     "presets": preset_list,
@@ -129,6 +154,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "eval-metrics": eval_metrics,
     "rllib-mapped": rllib_mapped,
     "rllib-refused": rllib_refused,
+    "crash-matrix": fault_tables.crash_matrix,
+    "kills": fault_tables.kills,
+    "node-kills": fault_tables.node_kills,
+    "cancels": fault_tables.cancels,
+    "soak": fault_tables.soak,
 }
 
 

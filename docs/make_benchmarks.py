@@ -17,7 +17,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from paceline.bench import results
+from paceline.bench import suite_tables
+from paceline.results.text import table as markdown_table
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent / "benchmarks"))
@@ -36,32 +37,32 @@ HEAD = f"""# Benchmarks
 
 <!-- made by docs/make_benchmarks.py from benchmarks/results: edit neither -->
 
-Every figure on this page is measured by one command, and stands with the command, versions, cores and date of its
-measurement. How it is measured, and what is made sure of, is in [benchmarks](../benchmarks/README.md).
+Every figure on this page is measured by one command, and is shown with that command, the versions, the cores and the
+date. [Benchmarks](../benchmarks/README.md) describes the methods and their checks.
 
-{NOT_RUN}make bench               # all that needs no GPU: about {CPU_MINUTES:.0f} minutes on two cores
+{NOT_RUN}make bench               # everything that needs no GPU: about {CPU_MINUTES:.0f} minutes on two cores
 make bench ONLY=dqn      # one section, or one part of it: ONLY=dqn/replay
-make bench-gpu           # what needs a GPU: about {GPU_MINUTES:.0f} minutes
+make bench-gpu           # everything that needs a GPU: about {GPU_MINUTES:.0f} minutes
 ```
 
-What was interrupted continues with the same command: parts that were measured today, of this version, are kept;
-`make bench AGAIN=1` measures them too. A part that fails is a line in its table.
+The same command continues an interrupted benchmark: parts that were measured today with this version are kept;
+`make bench AGAIN=1` repeats them. A part that fails is shown as a line in its table.
 """
 
 FOOT = f"""
 ## Suites of your own
 
-`paceline bench suite` trains and evaluates games × algorithms × seeds as ordinary runs. What is there already is left
-alone, so the same command continues a suite that was interrupted, and adds seeds or games to one that is finished; runs
-that failed are tried again only if that is asked for (see `paceline bench suite --help`). A suite is a short YAML file:
-`procgen-easy`, `classic`, `atari-small`, or your own. Its tables are in `suite.md`, the figures in `suite.json`.
+`paceline bench suite` trains and evaluates games × algorithms × seeds as ordinary runs. Existing runs are kept, so
+the same command continues an interrupted suite, or adds seeds or games to a finished one. `--retry` repeats failed runs
+(see `paceline bench suite --help`). A suite is a short YAML file: `procgen-easy`, `classic`, `atari-small`, or your
+own. Its tables are in `suite.md`, the figures in `suite.json`.
 
 {NOT_RUN}paceline bench suite --suite classic --algos ppo,a2c --seeds 3
 paceline bench suite --suite procgen-easy --algos ppo,impala --seeds 3 --games coinrun,starpilot
 ```
 
-A suite of your own names the games; the rest may be left out. `range` holds the returns that count as 0 and as 1, and
-`settings` are nested as in a file of settings. Before the first run all of it is checked, and shown if asked for:
+Your own suite must list its games; everything else is optional. `range` gives the returns that score 0 and 1, and
+`settings` are nested as in a config file. The suite is checked before the first run, and `--dry-run` shows it:
 
 <!-- file: mine.yaml -->
 ```yaml
@@ -80,10 +81,16 @@ paceline bench suite --suite mine.yaml --algos ppo,a2c --seeds 2 --dry-run
 ```
 """
 
-RATIOS = """Median (least–most). Ratios are over 1 where ours is better: the median of the pairs, and its bootstrap
-interval."""
-FLOOR = """The arithmetic floor is the matrix products of learning alone at {} GFLOP/s, what one thread of this machine
-reaches with 128 × 256 × 256: a program that does the same work on one thread in 32 bits can hardly be faster."""
+RATIOS = """Median (minimum–maximum). A ratio above 1 means better than the peer. It is the median over the pairs,
+with its bootstrap interval."""
+FLOORS = {
+    1: """The arithmetic floor is the time for only the matrix products of learning, at {} GFLOP/s. One thread of this
+machine reaches that rate with 128 × 256 × 256, so no program that does the same work on one thread in 32 bits can be
+much faster.""",
+    2: """The arithmetic floor is the time for only the matrix products of learning, at {} GFLOP/s. Two processes with a
+thread each reach that rate together with 256 × 256 × 256, so no program that does the same work on these cores in 32
+bits can be much faster. An update of SAC takes 0.577 GFLOP, one of TD3 0.413 on average.""",
+}
 
 
 def main() -> int:
@@ -121,7 +128,7 @@ def _section(key: str, section: Section, found: dict[str, Result], folder: Path)
             blocks.append(RATIOS)
     if any(row.floor_seconds is not None for row in rows):
         rates = sorted({round(result["gflops"]) for result in done.values() if result["gflops"]})
-        blocks.append(prose(FLOOR.format(" or ".join(map(str, rates)))))
+        blocks.append(prose(FLOORS[section.floor_threads].format(" or ".join(map(str, rates)))))
     for name, result in done.items():
         blocks += [f"{title.capitalize()}:\n\n{_figures(lines)}" for title, lines in result["tables"].items()]
         if result["suite"]:
@@ -166,10 +173,10 @@ def _origins(found: dict[str, Result]) -> list[str]:
     versions: dict[str, list[str]] = {}
     for name, result in known.items():
         sides = [(side, ", ".join(f"{k} {v}" for k, v in of.items())) for side, of in result["versions"].items() if of]
-        text = " ".join(f"{'Ours' if side == 'ours' else 'Peers'}: {words}." for side, words in sides)
+        text = " ".join(f"{'Versions' if side == 'ours' else 'Peers'}: {words}." for side, words in sides)
         versions.setdefault(text, []).append(f"`{name.partition('/')[2]}`")
     said = [text if len(versions) == 1 else f"{', '.join(names)}: {text}" for text, names in versions.items()]
-    return [results.table(["part", "measured", "command", "machine", "commit"], lines), *said]
+    return [markdown_table(["part", "measured", "command", "machine", "commit"], lines), *said]
 
 
 def _machine(here: dict[str, Any]) -> str:
@@ -200,15 +207,15 @@ def _beside(table: Published, found: dict[str, Result]) -> str:
         if not records:
             lines.append([label, "here", f"not measured yet (`{part}`)", "–", *["–"] * len(table.figures)])
     parts = dict.fromkeys(part for part, _ in table.here.values())
-    origins = "Ours are of " + " and ".join(
+    origins = "The figures measured here are from " + " and ".join(
         f"`{part}`" + (f" ({found[part]['date']})" if part in found else "") for part in parts
     )
-    return "\n\n".join([f"### {table.title}", prose(table.about), results.table(head, lines), f"{origins}."])
+    return "\n\n".join([f"### {table.title}", prose(table.about), markdown_table(head, lines), f"{origins}."])
 
 
 def _figures(lines: list[dict[str, Any]]) -> str:
     head = list(lines[0])
-    return results.table(
+    return markdown_table(
         [name.replace("_", " ") for name in head], [[_cell(line[name]) for name in head] for line in lines]
     )
 
@@ -225,8 +232,8 @@ def _suite(result: dict[str, Any], name: str) -> str:
         if entry["state"] == "done":
             first.setdefault(entry["algo"], entry)
     lines = [shlex.join(shlex.split(entry[verb])) for entry in first.values() for verb in ("train", "evaluate")]
-    text = results.tables(result).replace(FENCE, NOT_RUN).rstrip()
-    alone = f"A run of each algorithm by itself:\n\n{NOT_RUN}" + "\n".join(lines) + "\n```"
+    text = suite_tables.tables(result).replace(FENCE, NOT_RUN).rstrip()
+    alone = f"To repeat one run of each algorithm:\n\n{NOT_RUN}" + "\n".join(lines) + "\n```"
     return f"### {name.partition('/')[2]}\n\n{text}\n\n{alone}"
 
 

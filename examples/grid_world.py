@@ -1,4 +1,4 @@
-"""A survey rover on a windy grid: a Dict observation, MultiDiscrete actions, in one file of yours.
+"""A survey rover on a windy grid: a Dict observation, MultiDiscrete actions, in one file of your own.
 
 paceline envs check examples/grid_world.py:GridWorld
 paceline train --env examples/grid_world.py:GridWorld --total-steps 100k --set env.max_episode_steps=60

@@ -3,7 +3,7 @@
     paceline envs check examples/simulator/env.py:ConvectionLoop
     paceline train --config configs/convection.yaml
 
-README.md beside this file says how to put a simulator of yours in its place.
+README.md beside this file says how to replace it with your own simulator.
 """
 
 from __future__ import annotations
