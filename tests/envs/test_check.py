@@ -199,8 +199,8 @@ def test_unsupported_spaces_are_problems() -> None:
     nested = spaces.Dict({"name": spaces.Sequence(spaces.Discrete(3)), "place": spaces.Box(0, 1, (2,))})
     problems = run(with_spaces(observation=nested)).problems
     assert any("observation space['name'] is a Sequence" in text for text in problems)
-    problems = run(with_spaces(action=spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(0, 1)}))).problems
-    assert any("a Dict action of Discrete and Box parts is not supported" in text for text in problems)
+    problems = run(with_spaces(action=spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Text(3)}))).problems
+    assert any("action space['b'] is a Text, which is not supported" in text for text in problems)
 
 
 def test_text_is_dropped_with_a_warning() -> None:

@@ -132,7 +132,8 @@ class SharedMemory:
 
     def abort(self) -> None:
         if hasattr(self, "_futex"):
-            self._signals[1] = self.ranks[self.index] + 1
+            if not self._signals[1]:  # members that are released abort too, and the first one is to blame
+                self._signals[1] = self.ranks[self.index] + 1
             self._futex.wake()
 
     def check(self) -> None:

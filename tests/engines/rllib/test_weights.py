@@ -80,13 +80,14 @@ def near(one: np.ndarray, other: np.ndarray) -> bool:
 )
 def test_the_copy_gives_the_same_outputs(tree: Tree, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
     from paceline.engines.rllib.build import configure
+    from paceline.engines.rllib.modules import Modules
 
     config = validate({"engine": {"name": "rllib"}, "stop": {"total_steps": 1000}} | tree)
     rllib_settings.check(config)
     codec, actions = ObservationCodec(observation), ActionCodec(action, squash=config.algo == "sac" and action is BOX)
     image = rllib_settings.convolutions_of(config, codec)
-    network = rllib_settings.model_of(config, image, continuous=actions.is_continuous)
-    theirs = configure(config, rllib_settings.settings_of(config, 0, seed=0), network, CodeBundle())
+    modules = Modules(config, SpacesEnv(observation, action))
+    theirs = configure(config, rllib_settings.settings_of(config, 0, seed=0), modules, CodeBundle())
     env = with_rllib_spaces(SpacesEnv(observation, action))
     spec = theirs.get_rl_module_spec(spaces={"default_policy": (env.observation_space, env.action_space)})
     torch.manual_seed(4)
