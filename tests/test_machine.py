@@ -1,3 +1,4 @@
+import contextlib
 import math
 import mmap
 import os
@@ -151,7 +152,7 @@ def test_a_process_that_has_gone_counts_nothing() -> None:
 
 
 def test_children_count_while_they_live_and_after() -> None:
-    before_bytes, before_seconds = machine.memory_bytes(), machine.cpu_seconds()
+    before_bytes, before_seconds = machine.memory_bytes(), machine.usage().cpu_seconds
     program = (
         "import time; b = bytearray(b'x') * (48 << 20)\n"
         "while time.process_time() < 0.3: pass\n"
@@ -161,18 +162,56 @@ def test_children_count_while_they_live_and_after() -> None:
         assert child.stdin is not None and child.stdout is not None
         assert child.stdout.readline().strip() == b"ready"
         assert machine.memory_bytes() - before_bytes > 40 << 20
-        living = machine.cpu_seconds() - before_seconds
+        living = machine.usage().cpu_seconds - before_seconds
         child.stdin.close()
         child.wait(timeout=20)
     assert living > 0.25
-    assert machine.cpu_seconds() - before_seconds >= living - 0.02
+    assert machine.usage().cpu_seconds - before_seconds >= living - 0.02
+
+
+def test_threads_that_wait_for_a_core_are_counted(tmp_path: Path) -> None:
+    for thread, text in ((7, "5000 2500000000 3"), (8, "1 500000000 1"), (9, "")):
+        (tmp_path / f"proc/7/task/{thread}").mkdir(parents=True)
+        (tmp_path / f"proc/7/task/{thread}/schedstat").write_text(text)
+    assert machine.waited_seconds(7, tmp_path) == 3.0
+    assert machine.waited_seconds(8, tmp_path) == 0.0
+
+
+def test_a_core_that_two_processes_want() -> None:
+    """Both are bound to one core, so each waits half of the time; asleep, it does not wait."""
+    program = (
+        "import os, time; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); end = time.monotonic() + 1.0\n"
+        "while time.monotonic() < end: pass\n"
+        "print('ready', flush=True); input()"
+    )
+    with contextlib.ExitStack() as stack:
+        start = [sys.executable, "-c", program]
+        children = [
+            stack.enter_context(subprocess.Popen(start, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            for _ in range(2)
+        ]
+        for child in children:
+            assert child.stdout is not None and child.stdout.readline().strip() == b"ready"
+        waited = [machine.waited_seconds(child.pid) for child in children]
+        time.sleep(0.3)
+        assert [machine.waited_seconds(child.pid) for child in children] == pytest.approx(waited, abs=0.1)
+        for child in children:
+            child.communicate(b"\n", timeout=20)
+    assert min(waited) > 0.2
+
+
+def test_the_difference_of_two_readings() -> None:
+    used = machine.Usage(100, 7.0, 2.0)
+    assert used.since(machine.Usage(60, 3.0, 0.5)) == machine.Usage(100, 4.0, 1.5)
+    assert used.since(machine.Usage(60, 3.0, 2.5)).waited_seconds == 0.0
+    assert used.plus(machine.Usage(1, 1.0, 1.0)) == machine.Usage(101, 8.0, 3.0)
 
 
 def test_cpu_seconds_measures_work_and_not_waiting() -> None:
-    before = machine.cpu_seconds()
+    before = machine.usage().cpu_seconds
     time.sleep(0.1)
-    assert machine.cpu_seconds() - before < 0.08
+    assert machine.usage().cpu_seconds - before < 0.08
     end = time.process_time() + 0.1
     while time.process_time() < end:
         math.sqrt(2.0)
-    assert machine.cpu_seconds() - before >= 0.08
+    assert machine.usage().cpu_seconds - before >= 0.08

@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 
 import paceline
+from paceline.machine import Usage
 from paceline.models import gpu
 from paceline.verdict import MAX_GROWTH, WASTE_SHARE, WORK_SHARE, TimeSplit, Verdict, verdict
 
@@ -127,6 +128,30 @@ def test_a_simulator_that_sleeps_is_told_from_one_that_computes() -> None:
         seconds = 4 * (80 * cpu_of_env + 20) + 40
         found = async_run({"learn": 40, "idle": 60}, actors, workers=4, cores=8, cpu_share=seconds / (8 * 100))
         assert found.bound == bound
+
+
+@pytest.mark.parametrize(
+    ("cpu", "waited", "bound"),
+    [
+        (2 * 100.0, 0.0, "env"),  # it computes all the time
+        (2 * 20.0 + 2 * 20.0, 2 * 60.0, "env"),  # it computes whenever it gets a core
+        (2 * 20.0 + 2 * 10.0, 0.0, "env-waiting"),
+        (2 * 20.0 + 2 * 10.0, 2 * 10.0, "env-waiting"),  # it sleeps, although the machine is busy
+    ],
+)
+def test_waiting_for_a_core_is_not_sleeping(cpu: float, waited: float, bound: str) -> None:
+    lane = {"env": 80.0, "act": 15.0, "learn": 5.0}
+    found = judge(lane, workers=2, cores=8, cpu_share=0.5, stepping=Usage(0, cpu, waited))
+    assert found.bound == bound
+
+
+def test_a_busy_machine_is_named() -> None:
+    lane, used = {"env": 80.0, "act": 15.0, "learn": 5.0}, Usage(0, 100.0, 60.0)
+    text = judge(lane, workers=2, cores=8, cpu_share=0.1, stepping=used, other_share=0.5).text
+    assert text.endswith("; this machine is busy with other work: this run waited for a core 30 % of the time")
+    for calm in ({"other_share": 0.05}, {"stepping": Usage(0, 100.0, 10.0)}, {"other_share": None}, {"stepping": None}):
+        known = {"stepping": used, "other_share": 0.5} | calm
+        assert "busy" not in judge(lane, workers=2, cores=8, cpu_share=0.1, **known).text
 
 
 def test_how_many_workers_fill_the_cpu() -> None:

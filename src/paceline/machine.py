@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from paceline.schedulers import SCHEDULERS
 
@@ -112,19 +113,53 @@ def memory_bytes(pids: list[int] | None = None, root: Path = ROOT) -> int:
     return sum(_process_bytes(pid, root) for pid in pids)
 
 
-def cpu_seconds() -> float:
-    """User and system time of this process and its descendants so far, including those that have ended."""
+class Usage(NamedTuple):
+    """What processes have used so far."""
+
+    memory_bytes: int = 0
+    cpu_seconds: float = 0.0
+    """User and system time, including that of descendants that have ended."""
+    waited_seconds: float = 0.0
+    """In which threads could have run but had no core, in sum; 0 where the kernel does not tell."""
+
+    def plus(self, other: Usage) -> Usage:
+        memory, cpu, waited = (one + more for one, more in zip(self, other, strict=True))
+        return Usage(int(memory), cpu, waited)
+
+    def since(self, start: Usage) -> Usage:
+        """The seconds since `start`, with the memory of now."""
+        waited = max(0.0, self.waited_seconds - start.waited_seconds)  # threads that ended are no longer counted
+        return Usage(self.memory_bytes, self.cpu_seconds - start.cpu_seconds, waited)
+
+
+def usage() -> Usage:
+    """Of this process and its descendants."""
     import psutil
 
-    own = os.times()
-    total = own.user + own.system + own.children_user + own.children_system
-    for child in psutil.Process().children(recursive=True):
+    own, children = os.times(), psutil.Process().children(recursive=True)
+    seconds = own.user + own.system + own.children_user + own.children_system
+    for child in children:
         try:
             used = child.cpu_times()
         except psutil.Error:
             continue  # it has ended meanwhile
-        total += used.user + used.system + used.children_user + used.children_system
-    return total
+        seconds += used.user + used.system + used.children_user + used.children_system
+    pids = [os.getpid(), *(child.pid for child in children)]
+    return Usage(memory_bytes(pids), seconds, sum(waited_seconds(pid) for pid in pids))
+
+
+def waited_seconds(pid: int, root: Path = ROOT) -> float:
+    """In which the threads of a process could have run but had no core, in sum, as far as the kernel tells."""
+    threads = (_read(path).split() for path in (root / "proc" / str(pid) / "task").glob("*/schedstat"))
+    return sum(int(words[1]) / 1e9 for words in threads if len(words) == 3)
+
+
+def busy_seconds() -> float:
+    """CPU seconds of all processes of this machine since it started."""
+    import psutil
+
+    times = psutil.cpu_times()
+    return float(sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))
 
 
 def governor(root: Path = ROOT) -> str | None:

@@ -11,9 +11,10 @@ again for the training time alone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.config import UserError, algorithm_class, algorithm_name
+from paceline.machine import Usage
 
 TimeSplit = dict[str, float]
 
@@ -31,6 +32,8 @@ FULL_CPU = 0.8
 """From this CPU use on, all cores count as taken: the system and uneven workers use the rest."""
 COMPUTING_SHARE = 0.5
 """An environment that uses a core for a smaller share of its time mostly waits for something else."""
+BUSY_SHARE = 0.1
+"""If other programs use this share of the cores, and the run waits for a core this share of its time, it is told."""
 MAX_GROWTH = 32
 """The advice never goes beyond this many times the measured workers."""
 
@@ -58,6 +61,7 @@ class _Run:
     workers: int
     nodes: int
     cpu_share: float | None
+    stepping: Usage | None
     cores: int
     gpu: bool
     overlap: bool
@@ -118,6 +122,8 @@ def verdict(
     cpu_share: float | None,
     cores: int,
     straggling: float | None,
+    stepping: Usage | None = None,
+    other_share: float | None = None,
     device: str = "cpu",
     overlap: bool = False,
     share: bool = True,
@@ -127,19 +133,23 @@ def verdict(
     `cpu_share`: CPU seconds of all processes of the run over (cores × wall seconds), if known.
     `straggling`: share of the training time in which the average worker has collected its rollout and waits for slower
     workers; part of `idle`.
+    `stepping`: use of the processes that step environments, if known. `other_share`: share of the cores of this machine
+    that other programs use, if known.
     `device`: where the network learns, `cpu` or the name of a GPU. `overlap`: the next rollout is collected meanwhile.
     `share`: whether additional workers learn too; those of RLlib only collect.
     """
     known_cpu = None if cpu_share is None or not math.isfinite(cpu_share) else min(1.0, max(0.0, cpu_share))
     gpu = device != "cpu" or overlap
     name, declared = algorithm_name(algo), _declared(algo)
-    run = _Run(name, *declared, max(1, workers), max(1, nodes), known_cpu, max(1, cores), gpu, overlap, share)
+    run = _Run(name, *declared, max(1, workers), max(1, nodes), known_cpu, stepping, max(1, cores), gpu, overlap, share)
     main = _tidy(main)
     if not any(main.values()):
         return _UNKNOWN
     overhead = {name: main[part] / sum(main.values()) for part, name in OVERHEAD.items()}
     training = _of_training(run, main, actors, straggling)
-    return _overhead(overhead, training) if sum(overhead.values()) > OVERHEAD_SHARE else training
+    found = _overhead(overhead, training) if sum(overhead.values()) > OVERHEAD_SHARE else training
+    busy = _busy(run, main if actors is None else _tidy(actors), other_share)
+    return replace(found, text=f"{found.text}; {busy}") if busy else found
 
 
 def _of_training(run: _Run, main: TimeSplit, actors: TimeSplit | None, straggling: float | None) -> Verdict:
@@ -154,6 +164,14 @@ def _of_training(run: _Run, main: TimeSplit, actors: TimeSplit | None, stragglin
     shares["stragglers"] = min(max(0.0, waiting), shares["idle"])
     shares["idle"] -= shares["stragglers"]
     return _replicas(run, main, shares)
+
+
+def _busy(run: _Run, collecting: TimeSplit, other_share: float | None) -> str:
+    seconds = run.workers * sum(collecting[part] for part in TRAINING)
+    waited = run.stepping.waited_seconds / seconds if run.stepping is not None and seconds else 0.0
+    if waited < BUSY_SHARE or other_share is None or other_share < BUSY_SHARE:
+        return ""
+    return f"this machine is busy with other work: this run waited for a core {_percent(min(1.0, waited))} of the time"
 
 
 def _overhead(shares: dict[str, float], training: Verdict) -> Verdict:
@@ -323,13 +341,17 @@ def _env(
 
 
 def _computing(run: _Run, main: TimeSplit, collecting: TimeSplit, learner_seconds: float) -> float | None:
-    """Share of the environments' time that used a core: all CPU time minus acting and learning, which always compute.
-    The CPU time of the set-up is unknown and included, so a short run rather counts as computing."""
+    """Share of the environments' time that used a core: the CPU time minus acting and learning, which always compute.
+    Waiting for a core that other programs use is no part of that time."""
     if run.cpu_share is None or not collecting["env"]:
         return None
-    used = run.cpu_share * run.cores * sum(main.values())
-    used -= learner_seconds + run.workers * (collecting["act"] + collecting["learn"])
-    return max(0.0, used) / (run.workers * collecting["env"])
+    if run.stepping is not None:
+        used, waited = run.stepping.cpu_seconds, run.stepping.waited_seconds
+    else:  # with the CPU time of all processes, so a short run rather counts as computing
+        used, waited = run.cpu_share * run.cores * sum(main.values()) - learner_seconds, 0.0
+    used = max(0.0, used - run.workers * (collecting["act"] + collecting["learn"]))
+    seconds = max(used, run.workers * collecting["env"] - waited)
+    return used / seconds if seconds else None
 
 
 def _tidy(lane: TimeSplit) -> TimeSplit:

@@ -203,8 +203,8 @@ class LocalEngine(Engine):
         memory = torch.cuda.max_memory_allocated() if self.actor_learner.device == "cuda" else 0
         return super().accounts() | {"device_memory_bytes": memory}
 
-    def usage(self) -> tuple[int, float]:
-        return machine.memory_bytes(), machine.cpu_seconds()
+    def usage(self) -> machine.Usage:
+        return machine.usage()
 
     def close(self) -> None:
         self.actor_learner.close()

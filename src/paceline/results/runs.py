@@ -43,7 +43,8 @@ _VERSIONS = ("torch", "numpy", "gymnasium", "envpool", "ale-py", "ray")
 _CONFIG = {"seed": NUMBER, **dict.fromkeys(("env", "engine", "stop", "model", *ALGORITHMS), MAPPING)}
 _SUMMARY = {
     **dict.fromkeys(("workers", "nodes", "seed", "resumed", "env_steps", "bytes_moved", "optimizer_steps"), NUMBER),
-    **{"cpu_percent": NUMBER, "straggling_seconds": NUMBER, "actor_time_split": MAPPING, "hosts": LIST},
+    **dict.fromkeys(("cpu_percent", "other_cpu_percent", "stepping_cpu_seconds", "waited_seconds"), NUMBER),
+    **{"straggling_seconds": NUMBER, "actor_time_split": MAPPING, "hosts": LIST},
 }
 _HOST = dict.fromkeys(("workers", "cores", "env_steps", "memory_bytes", "cpu_seconds"), NUMBER)
 _STATUS = {"resumes": NUMBER}

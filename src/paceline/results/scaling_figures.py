@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from paceline.config import rllib_keys
+from paceline.machine import Usage
 from paceline.results import scaling_laws as laws
 from paceline.results.estimates import Estimate, mean_estimate, mean_time_split, ratio_estimate
 from paceline.results.runs import RunData
@@ -51,7 +52,8 @@ def training_verdict(run: RunData) -> str:
     """The verdict on the training time. The start would bound any short run, and is no part of a speed-up."""
     summary, training = run.summary, run.train_seconds
     cores = sum(host.get("cores") or 0 for host in summary.get("hosts") or []) or int(run.provenance.get("cores") or 1)
-    used, straggling = summary.get("cpu_percent"), summary.get("straggling_seconds")
+    used, others, straggling = (summary.get(key) for key in ("cpu_percent", "other_cpu_percent", "straggling_seconds"))
+    stepping, waited = summary.get("stepping_cpu_seconds"), summary.get("waited_seconds")
     return verdict(
         {**run.time_split, "start": 0.0},
         summary.get("actor_time_split"),
@@ -61,6 +63,8 @@ def training_verdict(run: RunData) -> str:
         cpu_share=None if used is None else used / 100 / cores,
         cores=cores,
         straggling=None if straggling is None or not training else straggling / training,
+        stepping=None if stepping is None or waited is None else Usage(0, stepping, waited),
+        other_share=None if others is None else others / 100 / cores,
         device=run.device,
         overlap=bool(run.section("engine").get("overlap")),
         share=run.engine != "rllib",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.machine import Usage
 from paceline.rollout.batch import Episode
 from paceline.training.clock import Clock
 
@@ -95,8 +96,12 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def usage(self) -> tuple[int, float]:
-        """Memory in bytes and CPU seconds so far, of all processes of the run."""
+    def usage(self) -> Usage:
+        """Of all processes of the run."""
+
+    def stepping_usage(self, total: Usage) -> Usage | None:
+        """The part of `total` of the processes that step environments; None if it is unknown."""
+        return total
 
     def log_to(self, folder: Path) -> None:
         """Set the folder for the output of other processes of the run."""

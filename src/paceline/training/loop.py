@@ -35,7 +35,7 @@ from paceline.training.pauses import evaluation_due, pause_expected, save_due
 from paceline.training.schedule import Schedule, describe_move
 from paceline.training.signals import STOPPED_EARLY, StopSignals
 from paceline.training.stopping import Counters, Deadline, Outcome, Stopping
-from paceline.training.usage import Usage
+from paceline.training.usage import UsageMeter
 from paceline.training.watchdog import Watchdog, grace_seconds
 from paceline.verdict import Verdict, verdict
 
@@ -68,7 +68,7 @@ class Loop:
         self.best_return: float | None = None
         self.row: dict[str, Any] = {}
         self._env_error = ""  # the first one, once it is shown
-        self.usage = Usage(engine.usage)
+        self.usage = UsageMeter(engine)
         self._saved_at = self._save_seconds = 0.0
         self._guard = threading.Lock()  # held while counters and checkpoints change: the watchdog may do that, too
         self._iterating = self._ended = False
@@ -353,6 +353,8 @@ class Loop:
             cpu_share=self.usage.cpu_seconds / training / engine.cores,
             cores=engine.cores,
             straggling=engine.straggling_seconds / training,
+            stepping=self.usage.stepping,
+            other_share=self.usage.other_share,
             device=engine.device,
             overlap=self.config.engine.overlap,
             share=engine.name != "rllib",
@@ -361,7 +363,7 @@ class Loop:
     def summary(self, status: str) -> dict[str, Any]:
         counters, config, wall = self.counters, self.config, self.clock.wall_seconds
         split = self.clock.split(wall)
-        training = wall - split["start"]
+        training, stepping = wall - split["start"], self.usage.stepping
         recent = statistics(list(self.recent)[-WINDOW:])
         return {
             "status": status,
@@ -387,6 +389,9 @@ class Loop:
             "best_return": self.best_return,
             "peak_memory_bytes": self.usage.peak_memory,
             "cpu_percent": 100.0 * self.usage.cpu_seconds / training if training > 0 else None,
+            "other_cpu_percent": self.usage.other_cpu_percent,
+            "stepping_cpu_seconds": stepping.cpu_seconds if stepping else None,
+            "waited_seconds": stepping.waited_seconds if stepping else None,
             "resumed": self.resumes,
             **self.engine.accounts(),
             "verdict": self.verdict().text,

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from paceline.code_bundle import CodeBundle
+from paceline.machine import Usage
 
 PACKAGES = ("paceline", "torch", "numpy", "gymnasium")  # versions must be the same everywhere
 LEARNER = 1_000_000  # slots of learners begin here
@@ -85,8 +86,7 @@ class Report:
     optimizer_steps: int = 0
     fingerprint: int = 0  # of the weights
     bytes_moved: int = 0
-    memory_bytes: int = 0
-    cpu_seconds: float = 0.0
+    usage: Usage = field(default_factory=Usage)
     lags: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # for the user
     missing: list[int] = field(default_factory=list)  # indices of payloads that were lost

@@ -177,13 +177,20 @@ class RayEngine(Engine):
     def _describe_loss(self, share: float) -> str:
         """What it means that only this share of the environments is at work."""
 
-    def usage(self) -> tuple[int, float]:
-        memory, seconds = machine.memory_bytes(), machine.cpu_seconds()
+    def usage(self) -> machine.Usage:
+        total = machine.usage()
         if not self.cluster.is_own:  # then the workers are not descendants of this process
             for worker in self._all_workers():
-                memory += worker.latest.memory_bytes
-                seconds += worker.latest.cpu_seconds
-        return memory, seconds
+                total = total.plus(worker.latest.usage)
+        return total
+
+    def stepping_usage(self, total: machine.Usage) -> machine.Usage:
+        """Without the driver, Ray's own processes and learners."""
+        stepping = machine.Usage()
+        for worker in self._all_workers():
+            if worker.spec.envs:
+                stepping = stepping.plus(worker.latest.usage)
+        return stepping
 
     @property
     def nodes(self) -> int:  # type: ignore[override]
@@ -197,8 +204,8 @@ class RayEngine(Engine):
             host = hosts.setdefault(info.address, _no_workers(info.host, info.address) | {"cores": info.cores})
             host["workers"] += 1
             host["env_steps"] += worker.env_steps
-            host["memory_bytes"] += worker.latest.memory_bytes
-            host["cpu_seconds"] += worker.latest.cpu_seconds
+            host["memory_bytes"] += worker.latest.usage.memory_bytes
+            host["cpu_seconds"] += worker.latest.usage.cpu_seconds
         for pool in self.pools:
             for address, past in pool.past_hosts.items():
                 host = hosts.setdefault(address, _no_workers(past["host"], address))
@@ -209,7 +216,7 @@ class RayEngine(Engine):
             **self._health(),
             "bytes_moved": self.bytes_moved,
             "worker_time_split": {role(w.slot).removeprefix("worker "): w.time_split for w in workers},
-            "worker_memory_bytes": max((worker.latest.memory_bytes for worker in workers), default=0),
+            "worker_memory_bytes": max((worker.latest.usage.memory_bytes for worker in workers), default=0),
         }
 
     def _health(self) -> dict[str, float]:

@@ -39,8 +39,8 @@ class Worker:
         self._weights_version, self._is_acting, self._rollout_ended = -1, False, 0.0
         self._told: list[str] = []  # notes about the environments
         self._sample_at = 0.0
-        self._memory, self._cpu_seconds = 0, 0.0
-        self._start_cpu_seconds = 0.0  # imports and set-up, no part of the training
+        self._usage = machine.Usage()
+        self._start_usage = machine.Usage()  # imports and set-up, no part of the training
 
     # -- set-up -----------------------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class Worker:
         except UserError as error:
             return replace(info, problem=str(error))
         finally:
-            self._start_cpu_seconds = machine.cpu_seconds()
+            self._start_usage = machine.usage()
 
     def _setup(self, spec: WorkerSpec, info: WorkerInfo) -> WorkerInfo:
         from paceline.code_bundle import install, relocate
@@ -127,7 +127,7 @@ class Worker:
             exact = self._collector.restore(collector)
         elif self._collector is not None:
             self._collector.start()
-        self._start_cpu_seconds = machine.cpu_seconds()
+        self._start_usage = machine.usage()
         return restored(exact, self._algorithm.restored())
 
     def load_policy(self, arrays: dict[str, Any]) -> str | None:
@@ -284,7 +284,7 @@ class Worker:
         if not self._is_acting:
             assert self._collector is not None
             self._collector.start()
-            self._is_acting, self._start_cpu_seconds = True, machine.cpu_seconds()
+            self._is_acting, self._start_usage = True, machine.usage()
         if version != self._weights_version:
             with self._fetching():
                 pulled = ray.get(weights[0], timeout=FETCH_SECONDS)
@@ -353,14 +353,13 @@ class Worker:
     def _report(self, **values: Any) -> Report:
         began = time.perf_counter()
         if began >= self._sample_at:
-            self._memory, self._cpu_seconds = machine.memory_bytes(), machine.cpu_seconds() - self._start_cpu_seconds
+            self._usage = machine.usage().since(self._start_usage)
             cost = time.perf_counter() - began
             self._sample_at = began + max(SAMPLE_SECONDS, 100 * cost)  # at most 1 % of the time
         return Report(
             version=self._algorithm.version,
             optimizer_steps=self._algorithm.optimizer_steps,
-            memory_bytes=self._memory,
-            cpu_seconds=self._cpu_seconds,
+            usage=self._usage,
             **values,
         )
 

@@ -299,9 +299,12 @@ class RllibEngine(Engine):
             },
         }
 
-    def usage(self) -> tuple[int, float]:
+    def usage(self) -> machine.Usage:
         """Of this machine only: the use of env runners elsewhere is unknown."""
-        return machine.memory_bytes(), machine.cpu_seconds()
+        return machine.usage()
+
+    def stepping_usage(self, total: machine.Usage) -> None:
+        return None
 
     def log_to(self, folder: Path) -> None:
         self._results = folder / "rllib.jsonl"
