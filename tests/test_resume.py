@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -201,11 +200,15 @@ def test_told_to_stop(kind: str, here: Path, ignored: None, content: Content, st
     tree = settings(kind, 40)
     tree[algo] = {**tree[algo], "learning_rate_schedule": "linear"}
     whole = train({**tree, "name": "whole"})
-    threading.Timer(0.4 * whole.summary["train_seconds"], os.kill, (os.getpid(), signal.SIGTERM)).start()
-    cut = train({**tree, "name": "cut"})
+
+    def end_early(loop: Any) -> None:
+        if loop.counters.iteration == 15:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    cut = train({**tree, "name": "cut"}, watch=end_early)
     assert cut.outcome.status == "stopped" and cut.outcome.exit_code == 99 and "SIGTERM" in cut.outcome.reason
     before = cut.summary
-    assert 0 < before["iterations"] < 40 and cut.read_status()["state"] == before["status"] == "stopped"
+    assert 15 <= before["iterations"] < 40 and cut.read_status()["state"] == before["status"] == "stopped"
     again = train({}, resume=cut.path)
     assert again.outcome.status == "done" and level(again) == "exact"
     assert content(whole.path) == content(again.path)
