@@ -24,9 +24,20 @@ from code_blocks import apply_sources
 
 ROOT = Path(__file__).parents[1]
 PAGE = "docs/extending.md"
-MANY_PROCESSES = ("engines/ray/test_ray_engine.py", "engines/rllib/test_rllib_engine.py", "tune/test_sweep.py", "fuzz",
-                  "launch/test_launcher.py", "bench/test_runner.py", "bench/test_scaling.py")  # fmt: skip
-"""Tests that take almost half of the time, and look at nothing that the page adds."""
+MANY_PROCESSES = (
+    "bench/test_runner.py",
+    "bench/test_scaling.py",
+    "collective",
+    "engines/ray/test_ray_engine.py",
+    "engines/rllib",
+    "fuzz",
+    "launch/test_launcher.py",
+    "report/test_browser.py",
+    "test_evaluate_levels.py",
+    "test_resume.py",
+    "tune/test_sweep.py",
+)
+"""Tests that take half of the time, and look at nothing that the page adds."""
 
 
 def main() -> int:
