@@ -23,6 +23,7 @@ from paceline.commands.jobs import CancelVerb, FetchVerb, JobsVerb, LogsVerb
 from paceline.commands.launch import LaunchVerb
 from paceline.commands.plot import PlotVerb
 from paceline.commands.report import ReportVerb
+from paceline.commands.runs import RunsVerb
 from paceline.commands.status import StatusVerb
 from paceline.commands.submit import SubmitVerb
 from paceline.commands.train import TrainVerb
@@ -35,6 +36,7 @@ VERBS: dict[str, type[Verb] | VerbGroup] = {
     "evaluate": EvaluateVerb,
     "envs": EnvsVerb,
     "bench": BENCH,
+    "runs": RunsVerb,
     "compare": CompareVerb,
     "report": ReportVerb,
     "plot": PlotVerb,
