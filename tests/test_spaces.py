@@ -254,12 +254,27 @@ def test_text_is_dropped() -> None:
     space = spaces.Dict({"goal": spaces.Text(9), "state": spaces.Tuple([spaces.Text(3, min_length=0), box])})
     codec = ObservationCodec(space)
     assert (codec.size, [leaf.path for leaf in codec.leaves]) == (2, [("state", 1)])
-    assert codec.note.startswith("observation['goal'], observation['state'][0] are Text, which the policy does not see")
+    assert codec.note.startswith("observation['goal'], observation['state'][0] are text, which the policy does not see")
     given = {"goal": "north", "state": ("", np.array([0.5, -1.0], np.float32))}
     np.testing.assert_array_equal(encode_one(space, given), [0.5, -1.0])
     back = space_from_json(json.loads(json.dumps(space_to_json(space))))
     assert back == space and ObservationCodec(back).leaves == codec.leaves
     assert ObservationCodec(box).note == ""
+
+
+def test_text_of_a_space_that_a_package_made_is_dropped_and_its_wrapper_named() -> None:
+    class MissionSpace(spaces.Space[str]):
+        """As MiniGrid has it."""
+
+    MissionSpace.__module__ = "minigrid.core.mission"
+    codec = ObservationCodec(spaces.Dict({"mission": MissionSpace(dtype=str), "way": spaces.Discrete(4)}))
+    assert codec.size == 4
+    assert codec.note == (
+        "observation['mission'] is text, which the policy does not see: set "
+        "env.wrappers=[minigrid.wrappers:DictObservationSpaceWrapper] if it needs that"
+    )
+    back = space_from_json(json.loads(json.dumps(space_to_json(codec.space))))
+    assert ObservationCodec(back).leaves == codec.leaves
 
 
 def test_two_images_of_bytes_and_of_floats_switches_and_offsets_written_out() -> None:

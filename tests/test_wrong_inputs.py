@@ -305,6 +305,18 @@ TRAIN: list[tuple[str, str]] = [
     ("--threads 1e6", "engine.threads=1e6 less than or equal to 1024"),
     ("--max-time inf", "stop.max_time=inf 90s 1h30m"),
     ("--stepz 5", "--stepz --help"),
+    ("--lr 0.1", "--lr 0.1 did you mean --set ppo.learning_rate=0.1? (see paceline train --help)"),
+    ("--algo dqn --lr=0.1", "--lr=0.1 did you mean --set dqn.learning_rate=0.1?"),
+    ("--timesteps 1000", "--timesteps 1000 did you mean --total-steps 1000?"),
+    ("--algo dqn --buffer-size 1", "did you mean --set dqn.replay_size=1?"),
+    ("--gpu", "--gpu did you mean --device?"),
+    ("--device gpu", "engine.device=gpu did you mean 'cuda'"),
+    ("CartPole-v1", "CartPole-v1 did you mean --env CartPole-v1?"),
+    ("ppo", "ppo did you mean --algo ppo?"),
+    ("--set lr=0.1", "'lr' did you mean 'ppo.learning_rate'?"),
+    ("--set timesteps=9", "'timesteps' did you mean 'stop.total_steps'?"),
+    ("--set ppo.batch_size=9", "'ppo.batch_size' did you mean 'ppo.minibatch_size'?"),
+    ("--algo a2c --set gamma=0.9", "'gamma' did you mean 'a2c.gamma'?"),
     ("--seed", "--seed expected one argument"),
 ]
 # What only steps show, when the run has begun and told so.
@@ -318,7 +330,12 @@ STEPS: list[tuple[str, str]] = [
     ("--env {here}/envs.py:MetricsText", "info[\"metrics\"]['speed'] number str"),
 ]
 OTHERS: list[tuple[str, str]] = [
-    ("trian", "'trian' 'train' 'evaluate' --help"),
+    ("trian", "no verb 'trian' did you mean 'train' --help"),
+    ("zzz", "no verb 'zzz' train, evaluate --help"),
+    ("enjoy {runs}/cartpole", "no verb 'enjoy' did you mean 'evaluate'"),
+    ("bench scalling", "no verb 'scalling' did you mean 'scaling' paceline bench --help"),
+    ("evaluate {runs}/cartpole --epsodes 3", "--epsodes 3 did you mean --episodes"),
+    ("evaluate {runs}/cartpole --zzz", "unrecognized arguments: --zzz (see paceline evaluate --help)"),
     ("evaluate", "RUN|CHECKPOINT required"),
     ("evaluate {out}/none", "no run at {out}/none"),
     ("evaluate {runs}/cartpol", "did you mean {runs}/cartpole"),

@@ -49,12 +49,13 @@ launch: --container --cpus --dashboard --hosts --interface --keep --log --min-no
 logs: --follow -f
 plot: --output --smooth -o
 report: --format --out --timeline --title -o
+runs: --json
 status: --every --watch
 submit: --account --after --at-once --attempts --constraint --cores --dry-run --extra --gpus --interactive
   --learner-constraint --learner-cores --learner-gpus --learner-memory --learner-queue --mail --memory --name --nodes
   --on --partition --profile --property --qos --queue --save --seeds --walltime --yes
 train: --algo --config --device --engine --env --envs-per-worker --init-from --iterations --keep-schedule --max-time
-  --name --out --preset --quiet --resume --seed --set --stop-return --threads --total-steps --workers
+  --name --out --preset --quiet --resume --seed --seeds --set --stop-return --threads --total-steps --workers
 tune: --algo --config --device --env --envs-per-worker --gpus --interval --iterations --max-time --metric --mode --name
   --out --parallel --preset --resume --retry --search --seed --seeds --set --space --stop-after --stop-return
   --threads --total-steps --trials

@@ -118,6 +118,18 @@ def test_needs_are_those_of_the_package() -> None:
         assert declared[name] == least, f"{name}: pyproject.toml and checks.py differ"
 
 
+@pytest.mark.skipif(not (REPOSITORY / "pyproject.toml").exists(), reason="the tests run outside of the repository")
+def test_every_optional_package_is_listed() -> None:
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    listed = checks.EXTRAS | checks.MORE_OF_EXTRAS
+    for extra, requirements in extras.items():
+        if extra not in ("all", "dev"):
+            names = {re.match(r"[\w.-]+", requirement)[0] for requirement in requirements}  # type: ignore[index]
+            assert names <= set(listed), extra
+            assert any(extra == own for own, _ in checks.EXTRAS.values()), f"nothing tells that {extra} is installed"
+    assert {extra for extra, _ in listed.values()} <= set(extras)
+
+
 def test_torch_that_breaks_at_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch_cpu.so: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -138,6 +150,7 @@ def test_absent_extras_are_no_failure_and_name_their_extra(tmp_path: Path, monke
     installed(tmp_path, "paceline", "0.0.1", "Provides-Extra: atari\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(checks, "EXTRAS", {"paceline-no-such-package": ("atari", "games"), "numpy": ("x", "sums")})
+    monkeypatch.setattr(checks, "MORE_OF_EXTRAS", {})
     found = list(checks.check_extras())
     assert [f.level for f in found] == ["absent", "ok"]
     assert found[0].text == "not installed; for games: pip install 'paceline[atari]'"
@@ -228,6 +241,7 @@ def test_preload_and_display(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SDL_VIDEODRIVER", raising=False)
     if sys.platform == "linux":
         assert "SDL_VIDEODRIVER" in checks.check_display().text
+        assert checks.check_display().level == "absent"  # not a tick: nothing can be shown
 
 
 def test_shared_memory(tmp_path: Path) -> None:

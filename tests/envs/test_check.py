@@ -206,7 +206,7 @@ def test_unsupported_spaces_are_problems() -> None:
 def test_text_is_dropped_with_a_warning() -> None:
     nested = spaces.Dict({"name": spaces.Text(3), "place": spaces.Box(0, 1, (2,))})
     report = run(with_spaces(observation=nested))
-    assert any("observation['name'] is Text, which the policy does not see" in text for text in report.warnings)
+    assert any("observation['name'] is text, which the policy does not see" in text for text in report.warnings)
     assert not report.problems
 
 

@@ -143,6 +143,23 @@ def test_a_return_before_the_end_says_where(tmp_path: Path, write_run: WriteRun)
     assert any(one.label == "best return" for one in page.tiles) and " steps" not in page.headline
 
 
+def test_the_headline_is_as_sure_as_the_table_of_probabilities(tmp_path: Path, write_run: WriteRun) -> None:
+    folder = tmp_path / "runs"
+    for seed in range(3):
+        write_run(folder / f"a{seed}", seed=seed, best=490.0 + seed)
+        write_run(folder / f"b{seed}", seed=seed, best=300.0 + seed, config={"ppo": {"gamma": 0.5}})
+    page = build([folder], load_runs([folder]))
+    assert "gamma=0.98 has the highest return" in page.headline
+    assert page.headline.endswith("; with fewer than 5 runs in a group that is a hint, not a proof.")
+    write_run(folder / "b3", seed=3, best=480.0, config={"ppo": {"gamma": 0.5}})
+    for seed in (3, 4):  # the mean is still higher, a run is not surely better
+        write_run(folder / f"a{seed}", seed=seed, best=299.0)
+    page = build([folder], load_runs([folder]))
+    (row,) = (row for row in cells(page, "results") if len(row) == 3)
+    assert row[:2] == ["gamma=0.98", "gamma=0.5"] and re.search(r"\d+ % \d\d? % to", row[2])
+    assert page.headline.endswith("whether it is better than gamma=0.5 is not certain.")
+
+
 def test_bad_input_is_one_line(tmp_path: Path, write_run: WriteRun, cli: Cli) -> None:
     run = write_run(tmp_path / "run")
     (tmp_path / "nothing").mkdir()

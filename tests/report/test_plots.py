@@ -159,8 +159,7 @@ def test_errors_are_one_helpful_line(tmp_path: Path) -> None:
         ([run], "a.png", 0, ["--smooth 0"]),
         ([], "a.png", 1, ["no run"]),
         ([tmp_path / "runs/god"], "a.png", 1, ["runs/god", "no such run", "good"]),
-        ([run, empty], "a.png", 1, ["empty", "metrics.jsonl", "good"]),
-        ([tmp_path / "runs"], "a.png", 1, ["metrics.jsonl", "are: good"]),
+        ([run, empty], "a.png", 1, ["empty", "no run in it"]),
         ([tmp_path / "nowhere/x"], "a.png", 1, ["no run with metrics"]),
         ([run], "runs/good/config.yaml/a.png", 1, ["cannot be written"]),
     ):
@@ -200,3 +199,16 @@ def test_no_torch_no_pyplot(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(Path(plots.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_folders_of_runs(tmp_path: Path) -> None:
+    for name in ("runs/a", "runs/deep/b"):
+        make_run(tmp_path / name)
+    make_run(tmp_path / "runs/empty", rows=0)
+    found = plots._runs_at(tmp_path / "runs")
+    assert [run.name for run in found] == ["a", "b"]
+    output = plot_runs([tmp_path / "runs"], tmp_path / "all.svg")
+    assert all(f"<!-- {name} -->" in output.read_text() for name in ("a", "b"))
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(UserError, match="no run in it"):
+        plot_runs([tmp_path / "nothing"], tmp_path / "all.svg")

@@ -40,6 +40,8 @@ def test_figures_by_hand(make_run: MakeRun, tmp_path: Path) -> None:
     assert one.reached.seconds is not None and one.reached.seconds.value == 15.0
     assert two.reached is not None and two.reached.seconds is not None and two.reached.seconds.value == 10.0
     assert one.steps_per_second.value == 100.0 and two.steps_per_second.value == 200.0
+    assert one.speed_up is None and two.speed_up is not None and two.speed_up.value == 2.0 == two.speed_up.low
+    assert any("fewer than 5 runs" in note and one.label in note for note in found.notes)
     (better,) = found.improvements
     assert better.probability == (3 + 0.5) / 4 and better.label == "local, 1 worker" and better.over == "ray, 2 workers"
     assert one.time_split == {"start": 5.0, "env": 2.5, "learn": 7.5}
@@ -94,8 +96,15 @@ def test_two_environments_need_a_common_scale(make_run: MakeRun, tmp_path: Path)
         make_run(f"acro{seed}", acro, config={"seed": seed, "env": {"id": "Acrobot-v1"}})
     with pytest.raises(UserError, match=r"different tasks \(Acrobot-v1; CartPole-v1\).*--mixed"):
         compared(tmp_path)
-    with pytest.raises(UserError, match=r"no score range is known for CartPole-v1.*--range CartPole-v1=0,500"):
-        compared(tmp_path, ["algo"], ranges={"Acrobot-v1": (-500.0, 0.0)})
+    part = compared(tmp_path, ["algo"], ranges={"Acrobot-v1": (-500.0, 0.0)})  # what has a range, and the rest alone
+    assert part.tasks == ["Acrobot-v1"] and part.results[0].scores == [0.8, 0.8] and part.results[0].reached is None
+    assert [one.tasks for one in part.by_task] == [["Acrobot-v1"], ["CartPole-v1"]]
+    assert "no score range is known for CartPole-v1" in part.notes[0] and "--range CartPole-v1=0,500" in part.notes[0]
+    none = compared(tmp_path, ["algo"], ranges={})
+    assert none.results == [] and len(none.by_task) == 2
+    runs = load_runs([tmp_path])
+    assert page(none, group(runs, ["algo"]), runs, {}).startswith("Several tasks, none of them with a known range")
+    assert "CartPole-v1" not in page(part, group(runs, ["algo"]), runs, {"Acrobot-v1": (-500.0, 0.0)}).splitlines()[0]
     found = compared(tmp_path, ["algo"], ranges={"Acrobot-v1": (-500.0, 0.0), "CartPole-v1": (0.0, 500.0)})
     (both,) = found.results
     assert found.unit == "normalised score" and sorted(both.scores) == [0.8, 0.8, 1.0, 1.0]
@@ -180,3 +189,25 @@ def test_what_to_know_before_believing_it(make_run: MakeRun, tmp_path: Path) -> 
     make_run("a")
     make_run("b", config={"seed": 1}, version="0.0.1")
     assert any("different versions of paceline: 0.0.1" in note for note in compared(tmp_path).notes)
+
+
+def test_evaluations_of_training_and_of_the_verb(make_run: MakeRun, tmp_path: Path) -> None:
+    """Those of the run's own kind and environment; several of one checkpoint are one."""
+    path = make_run("a", UP)
+    rows = [
+        {"env_steps": 500, "return_mean": 50.0, "episodes": 20},
+        {"env_steps": 1000, "return_mean": 90.0, "episodes": 20, "kind": "deterministic"},
+        {"env_steps": 1000, "return_mean": 70.0, "episodes": 60, "kind": "deterministic"},
+        {"env_steps": 1000, "return_mean": 1.0, "episodes": 20, "kind": "random"},
+        {"env_steps": 1000, "return_mean": 2.0, "episodes": 20, "kind": "stochastic"},
+        {"env_steps": 1000, "return_mean": 3.0, "episodes": 20, "kind": "deterministic", "levels": "test"},
+        {"env_steps": 200, "return_mean": 20.0, "episodes": 5, "kind": "deterministic"},
+    ]
+    for row in rows:
+        append_line(path / "eval.jsonl", row)
+    (one,) = compared(tmp_path, metric="eval").results
+    assert one.scores == [75.0] and one.curve is not None and one.curve.x[0] == 200.0
+    config = path / "config.yaml"
+    config.write_text(config.read_text() + "eval: {stochastic: true}\n")
+    (one,) = compared(tmp_path, metric="eval").results
+    assert one.scores == [2.0]  # the row of the training is of the same kind now, at 500 steps

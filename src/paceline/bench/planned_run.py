@@ -109,15 +109,23 @@ class PlannedRun:
 
     def difference(self, saved: Mapping[str, Any]) -> str | None:
         """The first requested setting that a run with the `saved` settings does not have: `key=value, not …`."""
-        before = to_tree(validate(saved))
-        after = to_tree(validate(merge(before, tidy(without_auto(self.given)))))
-        after["preset"] = self.config.preset
-        for key, value in leaves(after):
-            if key.partition(".")[0] not in self.changeable:
-                was = absolute_everywhere(value_at(before, key))
-                if was != absolute_everywhere(value):
-                    return f"{key}={was}, not {value}"
-        return None
+        return difference(saved, self.given, self.preset, changeable=self.changeable)
+
+
+def difference(
+    saved: Mapping[str, Any], given: Mapping[str, Any], preset: str | None, *, changeable: Sequence[str]
+) -> str | None:
+    """The first setting in `given` that a run with the `saved` settings does not have, outside of the `changeable`
+    sections: `key=value, not …`."""
+    before = to_tree(validate(saved))
+    after = to_tree(validate(merge(before, tidy(without_auto(given)))))
+    after["preset"] = resolve_tree(given, preset=preset)[0].preset
+    for key, value in leaves(after):
+        if key.partition(".")[0] not in changeable:
+            was = absolute_everywhere(value_at(before, key))
+            if was != absolute_everywhere(value):
+                return f"{key}={was}, not {value}"
+    return None
 
 
 def read_yaml(flag: str, name: str, model: type[_Model]) -> _Model:

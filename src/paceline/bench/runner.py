@@ -250,7 +250,7 @@ def run_words(words: list[str], log: Path, screen: Screen, interrupts: Interrupt
             stdout=file,
             stderr=subprocess.STDOUT,
             process_group=0,  # otherwise Ctrl-C reaches it twice: from the terminal and from us
-            preexec_fn=_end_with_parent(),
+            preexec_fn=end_with_parent(),
         )
         try:
             if interrupts.received:  # while the process was being started
@@ -275,7 +275,7 @@ def run_words(words: list[str], log: Path, screen: Screen, interrupts: Interrupt
         return code, reader.read().decode(errors="replace").splitlines()
 
 
-def _end_with_parent() -> Callable[[], object] | None:
+def end_with_parent() -> Callable[[], object] | None:
     """For the child: SIGTERM when we are killed, so that no run goes on unnoticed. Linux only."""
     libc = ctypes.CDLL(None)  # nothing may be loaded between fork and exec
     return (lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)) if hasattr(libc, "prctl") else None

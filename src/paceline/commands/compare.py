@@ -21,11 +21,11 @@ class CompareVerb(Verb):
     at: Literal["steps", "time"] = "steps"
     """Compare at equal steps or at equal wall time."""
     metric: Annotated[str, Flag("M")] = "return"
-    """return, eval, or a metric in metrics.jsonl."""
+    """return, eval (evaluations during training and by `paceline evaluate`), or a metric in metrics.jsonl."""
     threshold: Annotated[float | None, Flag("R")] = None
     """The return that counts as solved; default: the environment's own."""
     mixed: bool = False
-    """Compare over several environments, by normalised scores."""
+    """Compare over several environments, by normalised scores; those without a known range only by themselves."""
     range: Annotated[tuple[str, ...], Flag("ENV=A,B")] = ()
     """With --mixed: the returns that score 0 and 1."""
     out: Annotated[str | None, Flag("DIR")] = None

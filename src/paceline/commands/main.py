@@ -23,6 +23,7 @@ from paceline.commands.jobs import CancelVerb, FetchVerb, JobsVerb, LogsVerb
 from paceline.commands.launch import LaunchVerb
 from paceline.commands.plot import PlotVerb
 from paceline.commands.report import ReportVerb
+from paceline.commands.runs import RunsVerb
 from paceline.commands.status import StatusVerb
 from paceline.commands.submit import SubmitVerb
 from paceline.commands.train import TrainVerb
@@ -35,6 +36,7 @@ VERBS: dict[str, type[Verb] | VerbGroup] = {
     "evaluate": EvaluateVerb,
     "envs": EnvsVerb,
     "bench": BENCH,
+    "runs": RunsVerb,
     "compare": CompareVerb,
     "report": ReportVerb,
     "plot": PlotVerb,
@@ -62,6 +64,14 @@ class Parser(argparse.ArgumentParser):
         _complain(f"{message} (see {self.prog} --help)")
         raise SystemExit(BAD_INPUT)
 
+    def refuse(self, parsed: argparse.Namespace, unknown: Sequence[str]) -> NoReturn:
+        """Complain about words that the verb does not take, and say what may have been meant."""
+        from paceline.commands.suggestions import meant
+
+        wanted = meant(parsed.verb, unknown, getattr(parsed, "settings:algo", None))
+        hint = f"; did you mean {wanted}?" if wanted else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
     def format_help(self) -> str:
         return super().format_help() + self.appendix
 
@@ -77,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         parser = make_parser(arguments)
-        parsed = parser.parse_args(arguments or ["--help"])
+        parsed, unknown = parser.parse_known_args(arguments or ["--help"])
+        if unknown:
+            parsed.parser.refuse(parsed, unknown)
         verb = make_verb(parsed.verb, parsed)
     except SystemExit as ended:  # after --help, --version or an error in the flags
         raise SystemExit(_flushed(int(ended.code or 0))) from None
@@ -120,8 +132,18 @@ def make_parser(arguments: Sequence[str] | None = None) -> Parser:
     parser = Parser(prog="paceline", description=about)
     parser.add_argument("--version", action="version")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    _check_verb(parser, VERBS, arguments)
     _add_verbs(verbs, VERBS, arguments)
     return parser
+
+
+def _check_verb(parser: Parser, verbs: Mapping[str, object], arguments: Sequence[str] | None) -> None:
+    word = next(iter(arguments or ()), "--help")
+    if word not in verbs and not word.startswith("-"):
+        from paceline.config.values import did_you_mean
+
+        hint = did_you_mean(word, list(verbs)) or f"; there are {', '.join(verbs)}"
+        parser.error(f"there is no verb {word!r}{hint}")
 
 
 def _add_verbs(parsers: Any, verbs: Mapping[str, type[Verb] | VerbGroup], arguments: Sequence[str] | None) -> None:
@@ -131,9 +153,10 @@ def _add_verbs(parsers: Any, verbs: Mapping[str, type[Verb] | VerbGroup], argume
         rest = None if arguments is None else arguments[1:] if arguments[:1] == [name] else []
         if isinstance(verb, VerbGroup):
             word = verb.metavar
+            _check_verb(parser, verb.verbs, rest)
             _add_verbs(parser.add_subparsers(title=f"{word.lower()}s", metavar=word, required=True), verb.verbs, rest)
             continue
-        parser.set_defaults(verb=verb)
+        parser.set_defaults(verb=verb, parser=parser)
         if arguments is None or arguments[:1] == [name]:
             _add_options(parser, verb)
             if not {"-h", "--help"}.isdisjoint(rest or ()):

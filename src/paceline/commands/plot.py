@@ -11,8 +11,8 @@ from paceline.commands.flags import Argument, Flag, Verb
 class PlotVerb(Verb):
     """Draw the return, losses, entropy and throughput of runs."""
 
-    runs: Annotated[tuple[str, ...], Argument("RUN")]
-    """Run directories."""
+    runs: Annotated[tuple[str, ...], Argument("RUN|DIR")]
+    """Runs, or folders of runs."""
     smooth: Annotated[int, Flag("K", least=1)] = 1
     """Moving average over K rows."""
     output: Annotated[str, Flag("FILE", also=("-o",))]

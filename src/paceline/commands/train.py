@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from paceline.commands import BEGAN
-from paceline.commands.flags import Flag
+from paceline.commands.flags import Flag, words
 from paceline.commands.run_settings import SettingsVerb
 from paceline.training.signals import StartSignals, interrupted_by
 
@@ -29,10 +29,15 @@ class TrainVerb(SettingsVerb):
     used up."""
     init_from: Annotated[str | None, Flag("RUN")] = None
     """Start a new run from the weights of another."""
+    seeds: Annotated[str | None, Flag("A,B|A-B")] = None
+    """Train once for each seed, one run after the other; the same command later continues them. The runs are named
+    --name and their seed."""
     quiet: bool = False
     """Print only the run directory."""
 
     def run(self) -> int:
+        if self.seeds is not None:
+            return self._train_seeds(self.seeds)
         with StartSignals() as signals:
             try:
                 return self._train()
@@ -67,6 +72,18 @@ class TrainVerb(SettingsVerb):
             resolved=resolved,
         )
         return run.outcome.exit_code
+
+    def _train_seeds(self, seeds: str) -> int:
+        from paceline.bench.seeds import train_seeds
+        from paceline.config import UserError
+        from paceline.schedulers.train_command import parse_seeds
+
+        if "seed" in self.settings:
+            raise UserError(f"--seed {self.settings['seed']} and --seeds {seeds}: give one of them")
+        if self.resume not in (None, "auto"):
+            raise UserError(f"--resume {self.resume} continues one run; --seeds {seeds} continues its own")
+        shared = words(self, "config", "preset", "settings", "set", "init_from", "keep_schedule", "quiet")
+        return train_seeds(self.given(), parse_seeds(seeds), shared, preset=self.preset, quiet=self.quiet)
 
     @classmethod
     def epilog(cls, arguments: Sequence[str]) -> str:

@@ -11,6 +11,58 @@ from pydantic import BaseModel, ValidationError
 from paceline.config.algorithms import ALGORITHMS, algorithm_class, algorithm_name
 from paceline.config.values import did_you_mean
 
+OTHER_NAMES = {
+    "lr": ("learning_rate",),
+    "timesteps": ("total_steps",),
+    "total_timesteps": ("total_steps",),
+    "n_timesteps": ("total_steps",),
+    "num_timesteps": ("total_steps",),
+    "steps": ("total_steps",),
+    "env_id": ("env.id",),
+    "task": ("env.id",),
+    "env_name": ("env.id",),
+    "n_envs": ("envs_per_worker",),
+    "num_envs": ("envs_per_worker",),
+    "num_workers": ("workers",),
+    "num_env_runners": ("workers",),
+    "n_steps": ("rollout_steps",),
+    "num_steps": ("rollout_steps",),
+    "train_batch_size": ("batch_size", "minibatch_size"),
+    "batch_size": ("batch_size", "minibatch_size"),
+    "minibatch": ("minibatch_size", "batch_size"),
+    "n_epochs": ("epochs",),
+    "num_epochs": ("epochs",),
+    "update_epochs": ("epochs",),
+    "discount": ("gamma",),
+    "ent_coef": ("entropy_coef", "temperature"),
+    "entropy_coeff": ("entropy_coef", "temperature"),
+    "alpha": ("temperature",),
+    "vf_coef": ("value_coef",),
+    "lam": ("gae_lambda", "trace_lambda"),
+    "lambda": ("gae_lambda", "trace_lambda"),
+    "clip_range": ("clip",),
+    "clip_coef": ("clip",),
+    "anneal_lr": ("learning_rate_schedule",),
+    "grad_clip": ("max_grad_norm",),
+    "buffer_size": ("buffer_size", "replay_size"),
+    "replay_size": ("replay_size", "buffer_size"),
+    "tau": ("tau", "target_tau"),
+    "net_arch": ("model.hidden",),
+    "hidden_sizes": ("model.hidden",),
+    "lstm": ("model.memory",),
+    "eval_freq": ("eval.every_steps",),
+    "n_eval_episodes": ("eval.episodes",),
+    "save_freq": ("checkpoint.every_iterations",),
+    "checkpoint_freq": ("checkpoint.every_iterations",),
+    "num_threads": ("threads",),
+    "gpu": ("device",),
+    "cuda": ("device",),
+    "log_dir": ("out",),
+    "logdir": ("out",),
+    "exp_name": ("name",),
+    "run_name": ("name",),
+}
+"""What other tools call a setting → its key here, or the last part of it; the first one that the algorithm has."""
 Key = tuple[str, str, str, str]
 """Dotted key, type, default, meaning."""
 
@@ -69,13 +121,22 @@ def shown(value: Any) -> str:
     return repr(text) if isinstance(value, str) and (not text or " " in text) else text
 
 
+def key_meant(name: str, algo: str | None = None) -> str | None:
+    """The key of a setting that has this name in a section or in another tool, if there is one. `algo`: whose settings
+    to prefer."""
+    known = [key for key, *_ in keys(algo)]
+    own = [key for key in known if algo is not None and key.startswith(f"{algorithm_name(algo)}.")]
+    names = (name, *OTHER_NAMES.get(name.lower(), ()))
+    found = (key for pool in (own, known) for each in names for key in pool if each in (key, key.rpartition(".")[2]))
+    return next(found, None)
+
+
 def _where_it_belongs(path: list[str], algo: str | None) -> str:
     *parents, name = path
     prefix, allowed = "".join(f"{part}." for part in parents), allowed_at(parents, algo)
-    elsewhere = [key for key, *_ in keys(algo) if key.rpartition(".")[2] == name]
     near = difflib.get_close_matches(name, allowed, 1, 0.5)
-    if elsewhere or near:
-        return f"did you mean '{elsewhere[0] if elsewhere else prefix + near[0]}'?"
+    if meant := key_meant(name, algo) or (prefix + near[0] if near else None):
+        return f"did you mean '{meant}'?"
     return f"allowed {'in ' + prefix[:-1] if prefix else 'at the top'}: {', '.join(allowed)}"
 
 

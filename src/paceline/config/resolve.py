@@ -122,8 +122,9 @@ def validate(tree: Mapping[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        algo = tree.get("algo")
-        raise UserError(one_line(error, algo=algo if isinstance(algo, str) and ":" in algo else None)) from None
+        algo = tree.get("algo", DEFAULT_ALGORITHM)
+        known = isinstance(algo, str) and (":" in algo or algo in ALGORITHMS)
+        raise UserError(one_line(error, algo=algo if known else None)) from None
 
 
 def to_tree(config: RunConfig) -> Tree:

@@ -10,7 +10,15 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-_OTHER_NAMES = {"gpu": "cuda"}  # what users call a value → its name here
+_OTHER_NAMES = {  # what users call a value or a verb → its name here
+    "gpu": "cuda",
+    "learn": "train",
+    "enjoy": "evaluate",
+    "play": "evaluate",
+    "sweep": "tune",
+    "list": "runs",
+    "ls": "runs",
+}
 _TIME_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

@@ -45,7 +45,18 @@ EXTRAS = {
     "onnx": ("export", "paceline export"),
     "pettingzoo": ("multi-agent", "environments of several agents"),
 }
-"""Distribution → the pip extra that installs it, and its purpose."""
+"""Distribution that only one pip extra installs → that extra, and its purpose."""
+
+MORE_OF_EXTRAS = {
+    "plotly": ("report", "charts of reports and of the dashboard"),
+    "jinja2": ("report", "reports"),
+    "aiohttp": ("report", "paceline dashboard"),
+    "pygame": ("video", "windows and pictures of classic control, Box2D and PettingZoo"),
+    "imageio": ("video", "videos, pictures of MuJoCo"),
+    "onnxruntime": ("export", "runs an exported policy to compare it"),
+    "mobile-env": ("multi-agent", "an example environment"),
+}
+"""The rest of what the extras install, in the same form."""
 
 FAMILIES = {
     "classic control": "gymnasium",
@@ -68,7 +79,7 @@ TORCH_PROGRAM = "import torch; x = torch.ones(64, 64); assert (x @ x).sum().item
 MB, GB = 1 << 20, 1 << 30
 
 Level = Literal["ok", "absent", "warn", "fail"]
-"""`absent`: something optional is not installed."""
+"""`absent`: something optional is not there."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +142,7 @@ def check_torch(seconds: float = TORCH_SECONDS) -> Finding:
 
 
 def check_extras() -> Iterator[Finding]:
-    for name, (extra, purpose) in EXTRAS.items():
+    for name, (extra, purpose) in (EXTRAS | MORE_OF_EXTRAS).items():
         version = installed_version(name)
         if version is None:
             yield Finding("absent", name, f"not installed; for {purpose}: pip install {pip_argument(name, extra)}")
@@ -254,7 +265,7 @@ def check_display() -> Finding:
         return Finding("ok", "display", "available")
     driver = os.environ.get("SDL_VIDEODRIVER")
     hint = f"SDL_VIDEODRIVER={driver}" if driver else "set SDL_VIDEODRIVER=dummy if an environment needs one"
-    return Finding("ok", "display", f"none: videos are rendered off screen, --render cannot show a window ({hint})")
+    return Finding("absent", "display", f"none: videos are rendered off screen, --render cannot show a window ({hint})")
 
 
 def check_output(out: str) -> Finding:

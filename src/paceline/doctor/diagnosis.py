@@ -104,7 +104,7 @@ def print_findings(found: Sequence[tuple[str, Finding]]) -> int:
         if finding.level in ("warn", "fail") and finding.fix:
             print(_wrapped(" " * len(head) + "fix: ", finding.fix, width))
     counts = Counter(finding.level for _, finding in found)
-    absent = f"{counts['absent']} optional not installed, " if counts["absent"] else ""
+    absent = f"{counts['absent']} optional absent, " if counts["absent"] else ""
     print(f"\n{counts['ok']} ok, {absent}{plural(counts['warn'], 'warning')}, {plural(counts['fail'], 'failure')}")
     return 1 if counts["fail"] else 0
 

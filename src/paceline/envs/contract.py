@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from paceline.config import UserError, printable
-from paceline.spaces import fits
+from paceline.spaces import fits, is_text
 
 OLD_API = (
     "this is the old gym API: derive the env from gymnasium.Env, let reset(self, *, seed=None, options=None) return "
@@ -112,7 +112,7 @@ def structure_fault(value: Any, space: spaces.Space[Any], path: str) -> str | No
     elif isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple | list) or len(value) != len(space.spaces):
             return f"{path} is {_kind(value)}; its space is a Tuple of {len(space.spaces)}"
-    elif isinstance(space, spaces.Text):
+    elif is_text(space):
         return None  # the policy does not see it
     else:
         return _array_fault(value, space, path)

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.results.comparison import AXES, Comparison, MeanCurve
+from paceline.results.comparison import Comparison, MeanCurve
 from paceline.results.estimates import Estimate
 from paceline.results.groups import RunGroup
 from paceline.results.run_files import Floats
+from paceline.results.run_series import AXES
 from paceline.results.runs import RunData
 from paceline.results.scaling_series import ScalingSeries
 from paceline.verdict import OVERHEAD, TRAINING

@@ -12,11 +12,12 @@ from typing import Any
 
 from paceline.bench.suite import known_range
 from paceline.config import UserError
-from paceline.results.comparison import AXES, EVALUATION, RETURN, Comparison, GroupResult, compare
+from paceline.results.comparison import Comparison, GroupResult, compare
 from paceline.results.discovery import unreadable_folders
 from paceline.results.groups import RunGroup, differences, group
+from paceline.results.run_series import AXES, EVALUATION, RETURN
 from paceline.results.runs import RunData, load_runs, problems_of
-from paceline.results.text import UNKNOWN, bullets, counts, fixed, interval, seconds, table, with_interval
+from paceline.results.text import UNKNOWN, bullets, counts, fixed, interval, seconds, table, times, with_interval
 from paceline.run.directory import write_json, write_text
 
 MIXED_KEYS = ("algo", "engine", "nodes", "workers")
@@ -89,18 +90,20 @@ def page(
 def _introduction(result: Comparison, ranges: Ranges | None) -> str:
     metrics = {RETURN: "return of the last 100 training episodes", EVALUATION: "return in evaluations"}
     metric = metrics.get(result.metric, f"`{result.metric}`")
+    if not result.tasks:
+        return f"Several tasks, none of them with a known range: {metric} at equal {AXES[result.at]}, each by itself."
     ends = "; ".join(f"{task} at {end:,.0f}" for task, end in result.horizon.items())
     text = f"{'; '.join(result.tasks)}: {metric} at equal {AXES[result.at]} ({ends})."
-    if ranges is not None and len(result.tasks) > 1:
+    if ranges is not None and result.by_task:
         text += " 0 and 1 are " + "; ".join(f"{ranges[t][0]:g} and {ranges[t][1]:g} in {t}" for t in result.tasks) + "."
     return text
 
 
 def _scores(result: Comparison) -> str:
-    threshold = result.threshold if len(result.tasks) == 1 else None
+    threshold = result.threshold if not result.by_task else None
     head = ["group", "runs", f"{result.unit}, IQM", "95 % interval", "mean ± std", "mean height", "largest fall"]
     head += [] if threshold is None else [f"reached {threshold:g}", "after steps", "after time"]
-    digits = 3 if len(result.tasks) > 1 else 2
+    digits = 3 if result.by_task else 2
     rows = []
     for one in result.results:
         others = counts({state: many for state, many in one.counts.items() if state != "finished"})
@@ -127,19 +130,21 @@ def _scores(result: Comparison) -> str:
 def _speeds(result: Comparison) -> str:
     parts = list(dict.fromkeys(part for one in result.results for part in one.time_split))
     parts = [part for part in parts if any(_share(one, part) >= 0.005 for one in result.results)]
-    last = f"{result.unit if len(result.tasks) == 1 else 'value'} at the end"
+    last = f"{result.unit if not result.by_task else 'value'} at the end"
+    faster = ["speed-up"] if any(one.speed_up for one in result.results) else []
     rows = [
         [
             one.label,
             f"{one.env_steps.value:,.0f}",
             with_interval(one.steps_per_second, fixed(0)),
+            *("1×" if one.speed_up is None else with_interval(one.speed_up, times) for _ in faster),
             seconds(one.wall_seconds.value),
             with_interval(one.last, fixed(2)),
             *(f"{100 * _share(one, part):.0f} %" for part in parts),
         ]
         for one in result.results
     ]
-    return table(["group", "steps", "steps/s", "wall time", last, *(f"time: {part}" for part in parts)], rows)
+    return table(["group", "steps", "steps/s", *faster, "wall time", last, *(f"time: {part}" for part in parts)], rows)
 
 
 def _improvements(result: Comparison) -> str:
@@ -159,7 +164,7 @@ def _legend(result: Comparison) -> str:
         "IQM: mean of the middle half of the runs. Intervals: percentile bootstrap over runs, each task by itself. "
         "Mean height: of the curve up to where scores are taken (sample efficiency). Largest fall: below an earlier "
         "value of the run, mean over runs (stability). Steps/s: steps over training time, which excludes the start; "
-        "wall time includes it."
+        "wall time includes it. Speed-up: steps/s over those of the first group."
     )
     if result.threshold is not None:
         text += f" Reached: first row at or above {result.threshold:g}, over the runs that reached it; times include "
@@ -217,7 +222,8 @@ def _csv(result: Comparison) -> str:
     writer = csv.writer(text, lineterminator="\n")
     estimates = ("score", "area", "last", "steps_per_second", "wall_seconds", "env_steps")
     ends = [f"{name}{end}" for name in estimates for end in ("", "_low", "_high")]
-    writer.writerow(["task", "group", "runs", "mean", "std", "fall", *ends, "reached", "steps_to", "seconds_to"])
+    last = ["reached", "steps_to", "seconds_to", "speed_up"]
+    writer.writerow(["task", "group", "runs", "mean", "std", "fall", *ends, *last])
     for one in [result, *result.by_task]:
         for row in one.results:
             each: list[Any] = [getattr(row, name) for name in estimates]
@@ -234,6 +240,7 @@ def _csv(result: Comparison) -> str:
                     None if reached is None else reached.runs,
                     None if reached is None or reached.steps is None else reached.steps.value,
                     None if reached is None or reached.seconds is None else reached.seconds.value,
+                    None if row.speed_up is None else row.speed_up.value,
                 ]
             )
     return text.getvalue()

@@ -23,8 +23,9 @@ from paceline.report.figure_style import (
     new_figure,
     short_number,
 )
-from paceline.results.comparison import AXES, Comparison, Improvement
+from paceline.results.comparison import Comparison, Improvement
 from paceline.results.estimates import Estimate
+from paceline.results.run_series import AXES
 from paceline.results.scaling_laws import law_speed_up
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from paceline.config import UserError, algorithm_name
 from paceline.report import assets, markdown, origins, sections
 from paceline.report.blocks import Chart, ChartPair, Page, PageSection, Tile
 from paceline.report.task_results import TaskResults, short_names, task_results
-from paceline.results.comparison import Comparison
+from paceline.results.comparison import FEW_RUNS, Comparison
 from paceline.results.discovery import bench_commands, unreadable_folders
 from paceline.results.estimates import Estimate
 from paceline.results.groups import RunGroup, group
@@ -131,11 +131,12 @@ def _return_findings(task: TaskResults, comparison: Comparison, *, with_verdict:
     best = max(comparison.results, key=lambda result: result.score.value)
     alone = len(comparison.results) == 1
     who = f"{best.label} returns" if alone else f"{best.label} has the highest return,"
-    close = [
-        other.label for other in comparison.results if other is not best and _low(best.score) <= _high(other.score)
-    ]
-    overlap = f"; its interval overlaps that of {listed(close, 3)}" if close else ""
-    found = [f"{task.name}: {who} {number(best.score.value)}{task.at_horizon}{_ends(best.score)}{overlap}."]
+    others = [other.label for other in comparison.results if other is not best]
+    unsure = [label for label in others if not _surely_better(comparison, best.label, label)]
+    doubt = f"; whether it is better than {listed(unsure, 3)} is not certain" if unsure else ""
+    if others and not unsure and min(one.score.runs for one in comparison.results) < FEW_RUNS:
+        doubt = f"; with fewer than {FEW_RUNS} runs in a group that is a hint, not a proof"
+    found = [f"{task.name}: {who} {number(best.score.value)}{task.at_horizon}{_ends(best.score)}{doubt}."]
     verdict = sections.group_verdict(next(one for one in task.groups if one.label == best.label))
     return [*found, f"Its speed is {verdict}."] if verdict and alone and with_verdict else found
 
@@ -146,12 +147,14 @@ def _ends(estimate: Estimate, form: Callable[[float | None], str] = number) -> s
     return f" (95 %: {ends})" if ends else ""
 
 
-def _low(estimate: Estimate) -> float:
-    return estimate.value if estimate.low is None else estimate.low
-
-
-def _high(estimate: Estimate) -> float:
-    return estimate.value if estimate.high is None else estimate.high
+def _surely_better(comparison: Comparison, label: str, over: str) -> bool:
+    """As the table of probabilities says it: the whole interval is on one side of one half."""
+    for one in comparison.improvements:
+        if (one.label, one.over) == (label, over):
+            return one.low is not None and one.low > 0.5
+        if (one.label, one.over) == (over, label):
+            return one.high is not None and one.high < 0.5
+    return False
 
 
 def tiles(tasks: Sequence[TaskResults], runs: Sequence[RunData]) -> list[Tile]:

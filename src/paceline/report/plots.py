@@ -22,6 +22,7 @@ from paceline.report.figure_style import (
     new_figure,
     short_number,
 )
+from paceline.results.discovery import find_runs
 from paceline.results.json_lines import Row, read_rows
 from paceline.results.run_files import Floats, number_of
 from paceline.results.runs import read_config, solved_return
@@ -54,6 +55,7 @@ def plot_runs(runs: list[Path], output: Path, smooth: int = 1) -> Path:
         raise UserError(f"--smooth {smooth}: at least 1 (no smoothing)")
     if not runs:
         raise UserError("no run given; give at least one run directory, such as runs/NAME")
+    runs = [one for run in runs for one in _runs_at(Path(run).expanduser())]
     curves = [_load(Path(run), label) for run, label in zip(runs, _labels(runs), strict=True)]
     try:
         import matplotlib
@@ -92,6 +94,13 @@ def moving_average(y: npt.ArrayLike, rows: int) -> Floats:
     average = np.full(values.size, np.nan)
     np.divide(sums, counts, out=average, where=counts > 0)
     return average
+
+
+def _runs_at(path: Path) -> list[Path]:
+    """A run, or those below a folder that have something to plot."""
+    if not path.is_dir() or (path / "config.yaml").is_file() or (path / "metrics.jsonl").is_file():
+        return [path]
+    return [run for run in find_runs([path]) if read_rows(run / "metrics.jsonl")] or [path]
 
 
 def _load(run: Path, label: str) -> RunCurves:

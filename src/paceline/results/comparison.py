@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from paceline.config import UserError
-from paceline.results.estimates import Estimate, mean_estimate, mean_time_split
+from paceline.results.estimates import Estimate, mean_estimate, mean_time_split, ratio_estimate
 from paceline.results.groups import RunGroup, groups_of_tasks
-from paceline.results.run_files import Floats, number_of
+from paceline.results.run_files import Floats
+from paceline.results.run_series import AXES, EVALUATION, RETURN, RunSeries, run_series
 from paceline.results.runs import RunData, solved_return
 from paceline.stats import (
     improvement_interval,
@@ -31,8 +32,8 @@ from paceline.stats import (
     stratified_bootstrap_interval,
 )
 
-AXES = {"steps": "environment steps", "time": "wall seconds"}
-RETURN, EVALUATION = "return", "eval"
+FEW_RUNS = 5
+"""A bootstrap over fewer runs than this gives intervals that are too narrow (Agarwal et al., 2021)."""
 POINTS = 101
 """Points of a mean curve, and thresholds of a profile."""
 
@@ -89,6 +90,8 @@ class GroupResult:
     last: Estimate
     """Mean of the values at the end of each run."""
     steps_per_second: Estimate
+    speed_up: Estimate | None
+    """Steps/s over those of the first group; None for that group, and with several tasks."""
     wall_seconds: Estimate
     env_steps: Estimate
     profile: PerformanceProfile
@@ -131,7 +134,6 @@ class Comparison:
 
 
 _Strata = dict[str, Floats]  # scores by task
-_Series = tuple[Floats, Floats]  # x, y
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class _Setting:
     at: str
     mixed: bool
     threshold: float | None
-    series: Mapping[Path, _Series]
+    series: Mapping[Path, RunSeries]
     """By run, the finite values on the axis, normalised if tasks are mixed."""
     horizon: dict[str, float]
     floor: dict[str, float]
@@ -158,9 +160,10 @@ def compare(
 ) -> Comparison:
     """Compare groups at equal steps or equal time.
 
-    `at`: steps or time. `metric`: return (mean of the last 100 training episodes), eval (evaluations during training),
-    or a column of `metrics.jsonl`; higher is better. `threshold`: None takes the environment's own. `ranges`: the
-    values that count as 0 and 1, by task; required if there are several tasks. UserError if scores have no common unit.
+    `at`: steps or time. `metric`: return (mean of the last 100 training episodes), eval (evaluations during training
+    and by `paceline evaluate`), or a column of `metrics.jsonl`; higher is better. `threshold`: None takes the
+    environment's own. `ranges`: the values that count as 0 and 1, by task; required if there are several tasks. Tasks
+    without a range are compared only by themselves. UserError if scores have no common unit.
     """
     if at not in AXES:
         raise UserError(f"--at {at}: allowed: steps, time")
@@ -168,18 +171,23 @@ def compare(
     if not used:
         raise UserError("no run has finished with figures, so there is nothing to compare; see `paceline status`")
     tasks = list(dict.fromkeys(run.task for run in used))
-    mixed = len(tasks) > 1
-    scales = _scales(used, tasks, ranges) if mixed else {tasks[0]: (0.0, 1.0)}
+    every, mixed = tasks, len(tasks) > 1
+    scales = _scales(tasks, ranges) if mixed else {tasks[0]: (0.0, 1.0)}
+    tasks = [task for task in every if task in scales]
+    used = [run for run in used if run.task in scales]
     if threshold is None and not mixed and metric in (RETURN, EVALUATION):
         threshold = solved_return(used[0].env)
-    setting = _setting(used, tasks, at, metric, scales, threshold)
+    setting = _setting(used, tasks, at, metric, scales, threshold, mixed=mixed)
     # An easy task that only some groups have would decide between them.
     shared = [task for task in tasks if all(task in _task_counts(group) for group in groups if group.used)]
     scored = [group for group in (groups_of_tasks(groups, shared) if mixed else groups) if group.used]
     strata = [_scores(group, setting) for group in scored]
     scores = [0.0, *(float(value) for each in strata for values in each.values() for value in values)]
     thresholds = np.linspace(min(scores), max(scores[1:], default=0.0), POINTS)
-    results = [_result(group, each, setting, thresholds) for group, each in zip(scored, strata, strict=True)]
+    results = [
+        _result(group, each, setting, thresholds, None if mixed or group is scored[0] else scored[0])
+        for group, each in zip(scored, strata, strict=True)
+    ]
     return Comparison(
         at=at,
         metric=metric,
@@ -189,30 +197,34 @@ def compare(
         threshold=threshold,
         results=results,
         improvements=_improvements(results, strata),
-        notes=[*_missing_tasks(groups, tasks, shared), *_notes(groups, used, setting)],
+        notes=[*_unranged(every, tasks), *_missing_tasks(groups, tasks, shared), *_notes(groups, used, setting)],
         by_task=[
             compare(groups_of_tasks(groups, [task]), at=at, metric=metric, threshold=threshold)
-            for task in tasks
+            for task in every
             if mixed
         ],
     )
 
 
-def _scales(
-    used: Sequence[RunData], tasks: Sequence[str], ranges: Mapping[str, tuple[float, float]] | None
-) -> dict[str, tuple[float, float]]:
+def _scales(tasks: Sequence[str], ranges: Mapping[str, tuple[float, float]] | None) -> dict[str, tuple[float, float]]:
     if ranges is None:
         raise UserError(
             f"the runs are of different tasks ({'; '.join(tasks)}), whose returns have no common unit: give runs of "
             "one task, or --mixed for one table per task and normalised scores"
         )
-    unknown = sorted({run.env for run in used if run.task not in ranges})
-    if unknown:
-        raise UserError(
-            f"no score range is known for {', '.join(unknown)}: give the values that count as 0 and 1, as in "
-            f"--range {unknown[0]}=0,500"
-        )
-    return {task: ranges[task] for task in tasks}
+    return {task: ranges[task] for task in tasks if task in ranges}
+
+
+def _unranged(every: Sequence[str], ranged: Sequence[str]) -> list[str]:
+    """A note on the tasks that the figures over all tasks leave out."""
+    without = [task for task in every if task not in ranged]
+    if not without:
+        return []
+    env = without[0].partition(" ")[0]
+    return [
+        f"no score range is known for {'; '.join(without)}, compared only by itself: give the values that count as 0 "
+        f"and 1, as in --range {env}=0,500"
+    ]
 
 
 def _setting(
@@ -222,8 +234,10 @@ def _setting(
     metric: str,
     scales: Mapping[str, tuple[float, float]],
     threshold: float | None,
+    *,
+    mixed: bool,
 ) -> _Setting:
-    series = {run.path: _series(run, metric, at, scales[run.task]) for run in used}
+    series = {run.path: run_series(run, metric, at, scales[run.task]) for run in used}
     without = [run.name for run in used if not series[run.path][0].size]
     if without:
         more = f" and {len(without) - 5} more" if len(without) > 5 else ""
@@ -234,19 +248,7 @@ def _setting(
         curves = [series[run.path] for run in used if run.task == task]
         horizon[task] = max(min(float(x[-1]) for x, _ in curves), max(float(x[0]) for x, _ in curves))
         floor[task] = min(float(y[0]) for _, y in curves)
-    return _Setting(at, len(tasks) > 1, threshold, series, horizon, floor)
-
-
-def _series(run: RunData, metric: str, at: str, scale: tuple[float, float]) -> _Series:
-    steps, seconds = run.curve.steps, run.curve.seconds
-    if metric == EVALUATION:
-        rows = [row for row in run.evaluations if row.get("kind") is None]
-        x, y = (np.array([number_of(row.get(name)) for row in rows]) for name in ("env_steps", "return_mean"))
-        x = np.interp(x, steps, seconds) if at == "time" and x.size else x
-    else:
-        x, y = steps if at == "steps" else seconds, run.column("return_mean" if metric == RETURN else metric)
-    known = np.isfinite(x) & np.isfinite(y)
-    return x[known], (y[known] - scale[0]) / (scale[1] - scale[0])
+    return _Setting(at, mixed, threshold, series, horizon, floor)
 
 
 def _scores(group: RunGroup, setting: _Setting) -> _Strata:
@@ -257,7 +259,10 @@ def _scores(group: RunGroup, setting: _Setting) -> _Strata:
     return {task: np.array(values) for task, values in found.items()}
 
 
-def _result(group: RunGroup, strata: _Strata, setting: _Setting, thresholds: Floats) -> GroupResult:
+def _result(
+    group: RunGroup, strata: _Strata, setting: _Setting, thresholds: Floats, base: RunGroup | None
+) -> GroupResult:
+    """`base`: the group whose speed is 1."""
     runs = sorted(group.used, key=lambda run: list(strata).index(run.task))  # the order of the scores
     values, threshold = list(strata.values()), setting.threshold
     scores = np.concatenate(values)
@@ -288,6 +293,7 @@ def _result(group: RunGroup, strata: _Strata, setting: _Setting, thresholds: Flo
         fall=float(np.mean([float((np.maximum.accumulate(y) - y).max()) for _, y in curves])),
         last=mean_of([float(y[-1]) for _, y in curves]),
         steps_per_second=mean_of([run.steps_per_second for run in runs]),
+        speed_up=None if base is None else _speed_up(group, base),
         wall_seconds=mean_of([run.wall_seconds for run in runs]),
         env_steps=mean_of([float(run.env_steps) for run in runs]),
         profile=PerformanceProfile(
@@ -300,6 +306,11 @@ def _result(group: RunGroup, strata: _Strata, setting: _Setting, thresholds: Flo
         curve=None if setting.mixed else _mean_curve(grids[0], np.array(heights), max(float(x[0]) for x, _ in curves)),
         time_split=mean_time_split(run.time_split for run in runs),
     )
+
+
+def _speed_up(group: RunGroup, base: RunGroup) -> Estimate | None:
+    speeds = [[run.steps_per_second for run in one.used if run.steps_per_second > 0] for one in (group, base)]
+    return ratio_estimate(*speeds) if all(speeds) else None
 
 
 def _reached(runs: Sequence[RunData], setting: _Setting, threshold: float) -> ThresholdReached:
@@ -376,4 +387,9 @@ def _notes(groups: Sequence[RunGroup], used: Sequence[RunData], setting: _Settin
     single = [group.label for group in groups if 1 in _task_counts(group).values()]
     if single:
         notes.append(f"a single run, so no interval: {'; '.join(single)}")
+    few = [group.label for group in groups if 1 < min(_task_counts(group).values(), default=0) < FEW_RUNS]
+    if few:
+        notes.append(
+            f"fewer than {FEW_RUNS} runs, whose intervals are too narrow, so differences are hints: {'; '.join(few)}"
+        )
     return notes

@@ -177,7 +177,7 @@ class RunDirectory:
         shown = Path(out).expanduser()
         folder = shown if base is None else base / shown
         if name is None:
-            name = f"{algo}_{_tidy(env_id)}_{datetime.now():%Y%m%d-%H%M%S}_{secrets.token_hex(2)}"
+            name = f"{base_name(algo, env_id)}_{datetime.now():%Y%m%d-%H%M%S}_{secrets.token_hex(2)}"
         if not _NAME.fullmatch(name) or name in (".", ".."):
             raise UserError(f"--name {name!r} is not a folder name: use letters, digits and . _ + = , @ -")
         path = folder / name
@@ -325,6 +325,11 @@ class RunDirectory:
         except ValueError:
             raise UserError(f"{path} is damaged: it is not JSON") from None
         return value if isinstance(value, dict) else {}
+
+
+def base_name(algo: str, env_id: str) -> str:
+    """The beginning of the name of a run that the user does not name."""
+    return f"{algo}_{_tidy(env_id)}"
 
 
 def _tidy(env_id: str) -> str:

@@ -25,7 +25,7 @@ def parse_seeds(text: str) -> list[int]:
         if high < low:
             raise UserError(f"--seeds {shortened(text)}: give seeds such as 0-4 or 1,5,9")
         if len(seeds) + high - low >= MAX_SEEDS:
-            raise UserError(f"--seeds {text}: at most {MAX_SEEDS:,} at once, since each is a job; give fewer")
+            raise UserError(f"--seeds {text}: at most {MAX_SEEDS:,} at once; give fewer")
         seeds += range(low, high + 1)
     if len(set(seeds)) != len(seeds):
         raise UserError(f"--seeds {text}: give each seed once")

@@ -26,6 +26,8 @@ MAX_CATEGORIES = 1_000_000
 """Largest Discrete space: each value is an input or an output of the network."""
 MASK = "action_mask"
 """The name of a mask in `info` and in a Dict observation."""
+TEXT_WRAPPERS = {"minigrid.core.mission": "minigrid.wrappers:DictObservationSpaceWrapper"}
+"""Module of a text space → the wrapper of its package that turns the text into numbers."""
 _CURES: dict[type, str] = {
     spaces.Sequence: "pad it to a Box of the greatest length",
     spaces.Graph: "give its nodes and edges as Boxes of the greatest number",
@@ -86,7 +88,7 @@ class ObservationCodec:
         if not self._dropped:
             return ""
         names, verb = ", ".join(self._dropped), "is" if len(self._dropped) == 1 else "are"
-        return f"{names} {verb} Text, which the policy does not see: give numbers instead if it needs them"
+        return f"{names} {verb} text, which the policy does not see: {self._text_cure()} if it needs that"
 
     @property
     def images(self) -> list[Leaf]:
@@ -170,13 +172,19 @@ class ObservationCodec:
         elif isinstance(space, spaces.MultiBinary):
             size = int(np.prod(space.shape))
             self.leaves.append(Leaf(path, "box", start, start + size, space.shape, given=space.shape))
-        elif isinstance(space, spaces.Text):
+        elif is_text(space):
             self._dropped.append(name_of("observation", path))
         else:
             raise UserError(
                 f"{name_of('observation space', path)} is a {type(space).__name__}, which is not supported; supported "
                 f"are Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these: {self._cure(path)}"
             )
+
+    def _text_cure(self) -> str:
+        """How to give the policy the text as numbers: by the wrapper of the package that made the space, if known."""
+        modules = {type(part).__module__ for part in _leaves(self.space) if is_text(part)}
+        wrapper = next((TEXT_WRAPPERS[module] for module in sorted(modules) if module in TEXT_WRAPPERS), None)
+        return f"set env.wrappers=[{wrapper}]" if wrapper else "give numbers instead"
 
     def _cure(self, path: tuple[str | int, ...]) -> str:
         """What to do about an unsupported space inside the observation."""
@@ -242,9 +250,20 @@ def name_of(what: str, path: tuple[str | int, ...]) -> str:
 
 def _is_supported(space: spaces.Space[Any]) -> bool:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return all(map(_is_supported, parts))
-    return isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Text)
+        return all(map(_is_supported, _leaves(space)))
+    return is_text(space) or isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+
+
+def is_text(space: spaces.Space[Any]) -> bool:
+    """Whether its values are text: Gymnasium's Text, or a class of a package's own such as MiniGrid's missions."""
+    return space.dtype is not None and space.dtype.kind == "U"
+
+
+def _leaves(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return [space]
+    parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+    return [leaf for part in parts for leaf in _leaves(part)]
 
 
 def check_categories(count: int, name: str, what: str) -> None:

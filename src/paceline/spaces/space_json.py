@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from paceline.spaces.actions import ActionCodec
-from paceline.spaces.observations import Array, Channels, ObservationCodec
+from paceline.spaces.observations import Array, Channels, ObservationCodec, is_text
 
 
 def codecs_to_json(observation: ObservationCodec, action: ActionCodec) -> dict[str, Any]:
@@ -40,9 +40,10 @@ def space_to_json(space: spaces.Space[Any]) -> dict[str, Any]:
         return {"type": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, spaces.MultiDiscrete):
         return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": np.asarray(space.start).tolist()}
-    if isinstance(space, spaces.Text):
-        characters = "".join(sorted(space.character_set))
-        return {"type": "Text", "min": space.min_length, "max": space.max_length, "characters": characters}
+    if is_text(space):
+        text = space if isinstance(space, spaces.Text) else spaces.Text(1)  # policies do not see it
+        characters = "".join(sorted(text.character_set))
+        return {"type": "Text", "min": text.min_length, "max": text.max_length, "characters": characters}
     assert isinstance(space, spaces.MultiBinary), space
     return {"type": "MultiBinary", "shape": list(space.shape)}
 
