@@ -15,6 +15,7 @@ from paceline.envs.make import make_env
 from paceline.envs.masks import MaskReader, find_masks
 from paceline.envs.multi_agent import AgentsEnv
 from paceline.run import checkpoint
+from paceline.run.kept_objects import adopt_objects
 from paceline.run.state_tree import unpack
 from paceline.spaces import MASK, Array
 from paceline.training.checkpoint_spaces import make_team, read_spaces
@@ -25,6 +26,7 @@ class Agent:
 
     def __init__(self, path: Path, *, seed: int = 0) -> None:
         arrays, tree = checkpoint.load(path)
+        adopt_objects(path.parent.parent)
         try:
             state = unpack(arrays, {key: tree[key] for key in ("engine", "loop")})
             self.config: RunConfig = validate(tree["config"])
@@ -175,4 +177,5 @@ class Agent:
     def make_env(self, render_mode: str | None = None) -> gymnasium.Env[Any, Any] | AgentsEnv:
         """One environment with its wrappers, as in training. With several agents its observations, actions and rewards
         are dictionaries by agent."""
+        adopt_objects(self.path.parent.parent)  # another run's may have the same names
         return make_env(self.config.env, render_mode=render_mode)

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from paceline.config import rllib_keys
 from paceline.config.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, algorithm_class, algorithm_name
 from paceline.config.keys import allowed_at, keys, one_line
-from paceline.config.plugins import absolute, is_nameable, name_of
+from paceline.config.objects import env_name, is_object, name_of, refuse_made
+from paceline.config.plugins import absolute
 from paceline.config.run import DEFAULT_TOTAL_STEPS, EnvConfig, RunConfig
 from paceline.config.values import UserError, did_you_mean, expanded, shortened
 from paceline.config.yaml_text import load_yaml, read_mapping
@@ -70,15 +71,16 @@ def tidy(given: Mapping[str, Any]) -> Tree:
     """With `env: ID` written out, classes replaced by their names, the algorithm's file named absolutely, and without
     empty sections (in a file all their lines may be commented out)."""
     tree = dict(given)
-    if is_nameable(tree.get("env")):
+    if is_object(tree.get("env")) or isinstance(tree.get("env"), str):
         tree["env"] = {"id": tree["env"]}
-    for key in ("algo", "env.id", "env.wrappers", "model.class"):
+    _name_env(tree)
+    for key in ("algo", "env.wrappers", "model.class"):
         section, dot, name = key.rpartition(".")
         place = dict(_mapping(tree, section)) if dot else tree
         value = place.get(name)
-        if isinstance(value, list) and any(map(is_nameable, value)):
-            place[name] = [name_of(one, key) if is_nameable(one) else one for one in value]
-        elif is_nameable(value):
+        if isinstance(value, list) and any(map(is_object, value)):
+            place[name] = [name_of(one, key) if is_object(one) else one for one in value]
+        elif is_object(value):
             place[name] = name_of(value, key)
         if dot and place.get(name) is not value:
             tree[section] = place
@@ -86,9 +88,17 @@ def tidy(given: Mapping[str, Any]) -> Tree:
         tree["algo"] = absolute(tree["algo"])
     algo = tree["algo"] if isinstance(tree.get("algo"), str) and ":" in tree["algo"] else None
     tree = {key: value for key, value in tree.items() if value is not None or not allowed_at([key], algo)}
-    if isinstance(tree.get("env"), str):
-        tree["env"] = {"id": tree["env"]}
     return tree
+
+
+def _name_env(tree: Tree) -> None:
+    """Replace an environment that was given as an object by its name."""
+    env = tree.get("env")
+    made = env.get("id") if isinstance(env, Mapping) else env
+    refuse_made(made)
+    if isinstance(env, Mapping) and (is_object(made) or isinstance(made, str)):
+        name, settings = env_name(made)
+        tree["env"] = {**settings, **env, "id": name}
 
 
 def _mapping(tree: Mapping[str, Any], section: str) -> Mapping[str, Any]:

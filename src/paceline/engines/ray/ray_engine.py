@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import ray
 
 from paceline import machine
-from paceline.code_bundle import CodeBundle, pack
+from paceline.code_bundle import pack
 from paceline.config import RunConfig, UserError
 from paceline.config.resolve import to_tree
 from paceline.engines.ray.messages import WorkerInfo, WorkerSpec, installed_versions, role
@@ -50,7 +50,7 @@ class RayEngine(Engine):
             check_memory(self.workers, machine.memory_limit_bytes())
             self.cluster = RayCluster(engine, self.workers + learners)
         self._cores_each = max(1, self.cores // (self.workers + learners))
-        self._code_bundle = CodeBundle() if self.cluster.is_own else pack(to_tree(config))
+        self._code_bundle = pack(to_tree(config), files_too=not self.cluster.is_own)
         self._log_folder: Path | None = None
         self._scratch_dir: Path | None = None
         self.pools: list[WorkerPool] = []
