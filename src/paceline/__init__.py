@@ -11,13 +11,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["UserError", "load", "train"]
+__all__ = ["Callback", "UserError", "load", "train"]
 
 if TYPE_CHECKING:
     from paceline.api import load, train
     from paceline.config import UserError
+    from paceline.training.callbacks import Callback
 
-_MODULES = {"train": "paceline.api", "load": "paceline.api", "UserError": "paceline.config"}
+_MODULES = {
+    "Callback": "paceline.training.callbacks",
+    "UserError": "paceline.config",
+    "load": "paceline.api",
+    "train": "paceline.api",
+}
 
 
 def __getattr__(name: str) -> Any:

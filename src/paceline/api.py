@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from paceline.run.console import make_console
 from paceline.run.directory import RunDirectory, write_json, write_text
 from paceline.run.kept_objects import keep_objects
 from paceline.run.metrics import check_metric
+from paceline.training.callbacks import Callback, make_callbacks
 from paceline.training.engine import Engine
 from paceline.training.loop import Loop, OnIteration
 from paceline.training.memory import fit_to_memory, fitting_in_memory
@@ -67,6 +68,7 @@ def train(
     keep_schedule: bool = False,
     began: float | None = None,
     watch: OnIteration | None = None,
+    callbacks: Sequence[Callback] = (),
     code_bundle: CodeBundle | None = None,
     resolved: tuple[RunConfig, str | None] | None = None,
 ) -> Run:
@@ -76,12 +78,13 @@ def train(
     without a preset. `resume`: a run to continue, or "auto" for the run of this name if it exists. `init_from`: a run
     or checkpoint whose weights to start from. `keep_schedule`: a resumed run with another budget keeps its schedules,
     which stay at their last values when the old budget is used up. `watch`: called with the loop after each iteration;
-    a returned text ends the run there, resumably. `code_bundle`: the user's code, if this machine does not have it.
+    a returned text ends the run there, resumably. `callbacks`: see `paceline.Callback`; they come after those that the
+    settings name. `code_bundle`: the user's code, if this machine does not have it.
     `began`: the `time.perf_counter()` at which the run began. `resolved`: the result of `resolve_tree` for `config`, if
     known.
     """
     refuse_in_import()
-    session = _Session(quiet, time.perf_counter() if began is None else began, watch, code_bundle)
+    session = _Session(quiet, time.perf_counter() if began is None else began, watch, code_bundle, callbacks)
     given = dict(read_file(config)) if isinstance(config, str | Path) else config
     auto = str(resume) == "auto"
     if resume is not None and (found := run_to_resume(given, resume)) is not None:
@@ -122,9 +125,11 @@ class _Session:
     began: float
     watch: OnIteration | None
     code_bundle: CodeBundle | None
+    callbacks: Sequence[Callback]
 
     def begin(self, config: RunConfig, notes: list[str], init_from: str | Path | None, *, reuse: bool) -> Run:
         settings, here = to_yaml(config), Path.cwd()  # an environment may change the folder
+        callbacks = make_callbacks(config, self.callbacks)
         source = None if init_from is None else checkpoint.find(Path(init_from))
         engine = self._make_engine(config)  # errors in the input show before anything is written
         try:
@@ -142,7 +147,7 @@ class _Session:
                     write_text(directory.config_path, settings)
                     keep_objects(directory.path, to_tree(config))
                     write_json(directory.provenance_path, provenance.collect(sys.argv))
-                    return self._train(config, engine, directory, notes)
+                    return self._train(config, engine, directory, callbacks, notes)
             except (UserError, OSError) as error:  # bad input that the first steps showed, or a full disk
                 resumable = isinstance(error, OSError) and checkpoint.available(directory.path)
                 if not resumable and not directory.read_metrics():
@@ -181,6 +186,7 @@ class _Session:
     def _continue(
         self, config: RunConfig, directory: RunDirectory, which: str, may_fall_back: bool, keep_schedule: bool
     ) -> Run:
+        callbacks = make_callbacks(config, self.callbacks)
         path, content, state = load_state(directory, which, may_fall_back)
         engine = self._make_engine(config, resumes=state["loop"]["resumes"] + 1)
 
@@ -193,7 +199,7 @@ class _Session:
         try:
             write_text(directory.config_path, to_yaml(config))
             keep_objects(directory.path, to_tree(config))
-            return self._train(config, engine, directory, [], restore)
+            return self._train(config, engine, directory, callbacks, [], restore)
         finally:
             engine.close()
 
@@ -209,6 +215,7 @@ class _Session:
         config: RunConfig,
         engine: Engine,
         directory: RunDirectory,
+        callbacks: list[Callback],
         notes: list[str],
         restore: Callable[[Loop], list[str]] = lambda loop: [],
     ) -> Run:
@@ -218,7 +225,7 @@ class _Session:
         try:
             engine.log_to(directory.logs_path)
             engine.set_scratch_dir(directory.path / "replay")
-            loop = Loop(config, engine, directory, console, self.began, self.watch)
+            loop = Loop(config, engine, directory, console, self.began, self.watch, callbacks)
             lines += restore(loop)
             console.start(lines)
             outcome = loop.run()

@@ -46,7 +46,7 @@ MAX_FILES = 2_000
 LOCK_SECONDS = 30.0
 PACKAGES = ".packages"
 """Folder in the copy of a working directory, for packages from elsewhere."""
-NAMING_KEYS = ("algo", "env", "env.id", "env.wrappers", "model.class")
+NAMING_KEYS = ("algo", "env", "env.id", "env.wrappers", "model.class", "callbacks")
 """Settings that may be a `module:Name`. A `file.py:Name` is found in any setting."""
 
 _held: dict[Path, int] = {}

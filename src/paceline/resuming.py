@@ -20,7 +20,7 @@ from paceline.training.engine import EXACT, Levels
 from paceline.training.loop import Loop
 
 UNSAVED = ("out", "name", "preset")  # not saved: where the run is, and where its settings came from
-RESUMABLE = ("stop", "eval", "checkpoint", "engine")  # may change when a run is resumed
+RESUMABLE = ("stop", "eval", "checkpoint", "engine", "callbacks")  # may change when a run is resumed
 
 
 def load_state(directory: RunDirectory, which: str, may_fall_back: bool) -> tuple[Path, dict[str, Any], dict[str, Any]]:

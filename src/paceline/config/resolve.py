@@ -68,13 +68,15 @@ def without_auto(given: Mapping[str, Any]) -> Tree:
 
 
 def tidy(given: Mapping[str, Any]) -> Tree:
-    """With `env: ID` written out, classes replaced by their names, the algorithm's file named absolutely, and without
-    empty sections (in a file all their lines may be commented out)."""
+    """With `env: ID` and a single callback written out, objects replaced by their names, the algorithm's file named
+    absolutely, and without empty sections (in a file all their lines may be commented out)."""
     tree = dict(given)
     if is_object(tree.get("env")) or isinstance(tree.get("env"), str):
         tree["env"] = {"id": tree["env"]}
     _name_env(tree)
-    for key in ("algo", "env.wrappers", "model.class"):
+    if isinstance(tree.get("callbacks"), str) or is_object(tree.get("callbacks")):
+        tree["callbacks"] = [tree["callbacks"]]
+    for key in ("algo", "env.wrappers", "model.class", "callbacks"):
         section, dot, name = key.rpartition(".")
         place = dict(_mapping(tree, section)) if dot else tree
         value = place.get(name)
@@ -145,11 +147,11 @@ def portable(config: RunConfig) -> RunConfig:
     """With absolute file names and with arguments as JSON stores them: a run trains with exactly the settings that it
     saves, and can be read from any folder. This cannot make valid settings invalid, so they are not validated again."""
     tree = to_tree(config)
-    wrappers = [
-        absolute(wrapper) if isinstance(wrapper, str) else {absolute(name): args for name, args in wrapper.items()}
-        for wrapper in tree["env"]["wrappers"]
-    ]
-    env = {"id": absolute(config.env.id), "wrappers": wrappers, "kwargs": tree["env"]["kwargs"]}
+    env = {
+        "id": absolute(config.env.id),
+        "wrappers": _absolute_entries(tree["env"]["wrappers"]),
+        "kwargs": tree["env"]["kwargs"],
+    }
     model = {"class_": config.model.class_ and absolute(config.model.class_), "kwargs": tree["model"]["kwargs"]}
     engine = {"rllib": tree["engine"]["rllib"]}
     frozen = {name: str(expanded(path).resolve()) for name, path in config.multi_agent.frozen.items()}
@@ -160,8 +162,16 @@ def portable(config: RunConfig) -> RunConfig:
             "multi_agent": config.multi_agent.model_copy(update={"frozen": frozen}),
             "model": config.model.model_copy(update=model),
             "engine": config.engine.model_copy(update=engine),
+            "callbacks": _absolute_entries(tree["callbacks"]),
         }
     )
+
+
+def _absolute_entries(entries: list[Any]) -> list[Any]:
+    return [
+        absolute(one) if isinstance(one, str) else {absolute(name): arguments for name, arguments in one.items()}
+        for one in entries
+    ]
 
 
 def to_yaml(config: RunConfig) -> str:

@@ -72,6 +72,7 @@ class AsyncVector(VectorEnv):
         the others in it; if the process dies or does not answer, it is replaced while the other processes go on."""
         self._timeout = timeout_seconds
         self._makers, self._options = makers, options.copy()
+        self._attributes: dict[str, Any] = {}
         self._processes: list[_Process] = []
         self._in_flight = False
         self._steps = 0
@@ -120,7 +121,8 @@ class AsyncVector(VectorEnv):
         own = self._options | {"first_env": self._first_env + envs.start}
         own |= {"seed": seed, "worker": worker, "resumes": resumes}
         place = (envs, self.num_envs, self._shared_obs, self._shared)
-        arguments = (there, pickled_objects(), self._makers[envs], own, self._limit, starts * EPISODES, place)
+        envs_now = (pickled_objects(), self._makers[envs], self._attributes)
+        arguments = (there, *envs_now, own, self._limit, starts * EPISODES, place)
         process = self._context.Process(target=serve, args=arguments, daemon=True, name=f"envs-{envs.start}")
         with without_script():
             process.start()
@@ -153,6 +155,10 @@ class AsyncVector(VectorEnv):
                 self.env_restarts += news.restarts
                 self._restarts.first_error = self._restarts.first_error or news.first_error
         return self._obs, self._reward, self._terminated, self._truncated
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        self._attributes[name] = value
+        self._call("set_attribute", [(name, value)] * len(self._processes))
 
     def reseed(self, seed: int, worker: int, resumes: int) -> None:
         super().reseed(seed, worker, resumes)

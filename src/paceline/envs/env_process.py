@@ -52,6 +52,7 @@ def serve(
     connection: Connection,
     objects: dict[str, PickledObject],
     makers: Sequence[Callable[[], Env]],
+    attributes: dict[str, Any],
     options: VectorOptions,
     restart_on_error: int,
     first_episode: int,
@@ -69,6 +70,8 @@ def serve(
         made = lambda: connection.send(("ok", None))  # noqa: E731
         own: dict[str, Any] = {"restart_on_error": restart_on_error, "first_episode": first_episode, "on_made": made}
         vector = sync_vector(makers, **own, **options)
+        for name, value in attributes.items():
+            vector.set_attribute(name, value)
         envs, num_envs, raw, parts = place
         each = vector.rows // vector.num_envs
         obs = view(raw, vector.observation.dtype, (num_envs * each, *vector.observation.shape))
@@ -90,6 +93,8 @@ def serve(
                     vector.finished_metrics, vector.failed, vector.env_restarts = [], [], 0
             elif command == "reseed":
                 vector.reseed(*argument)
+            elif command == "set_attribute":
+                vector.set_attribute(*argument)
             elif command == "state":
                 answer = vector.state()
             elif command == "restore":

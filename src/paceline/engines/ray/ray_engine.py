@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +51,7 @@ class RayEngine(Engine):
             self.cluster = RayCluster(engine, self.workers + learners)
         self._cores_each = max(1, self.cores // (self.workers + learners))
         self._code_bundle = pack(to_tree(config), files_too=not self.cluster.is_own)
+        self._changes: dict[str, Any] = {}
         self._log_folder: Path | None = None
         self._scratch_dir: Path | None = None
         self.pools: list[WorkerPool] = []
@@ -103,6 +104,7 @@ class RayEngine(Engine):
             log=str(self._log_path(slot)) if self._log_folder is not None else None,
             scratch_dir=str(self._scratch_dir) if self._scratch_dir is not None else None,
             spaces=spaces,
+            changes=self._changes,
         )
 
     def _check_versions(self) -> None:
@@ -145,6 +147,11 @@ class RayEngine(Engine):
 
     def _describe_schedule(self) -> list[str]:
         return []
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        self._changes = {**self._changes, **changes}
+        for pool in self.pools:
+            pool.call({worker: worker.actor.change.remote(dict(changes)) for worker in pool.workers})
 
     def log_to(self, folder: Path) -> None:
         self._log_folder = folder.resolve()

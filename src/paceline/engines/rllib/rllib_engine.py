@@ -195,6 +195,9 @@ class RllibEngine(Engine):
 
     # -- interface of the loop --------------------------------------------------------------------------------------
 
+    def change(self, changes: Mapping[str, Any]) -> None:
+        raise UserError(f"{next(iter(changes))} cannot change while RLlib trains: leave engine.name=rllib out")
+
     def iterate(self, remaining: float, clock: Clock) -> Iteration:
         before, began, limit = dict(self._seconds), time.perf_counter(), self.config.engine.start_timeout_seconds
         if self._statistics is not None:
