@@ -161,11 +161,11 @@ def test_acting(here: Path) -> None:
     observation = np.array([0.1, 0.2, -0.1, 0.3], np.float32)
     assert agent.act(observation) in (0, 1) and isinstance(agent.act(observation), int)
     assert {agent.act(observation) for _ in range(20)} == {twin.act(observation)}
-    sampled = [agent.act(observation, stochastic=True) for _ in range(100)]
+    sampled = [agent.act(observation, deterministic=False) for _ in range(100)]
     assert set(sampled) == {0, 1}
-    assert sampled == [twin.act(observation, stochastic=True) for _ in range(100)]
+    assert sampled == [twin.act(observation, deterministic=False) for _ in range(100)]
     other = paceline.load(run, seed=1)
-    assert sampled != [other.act(observation, stochastic=True) for _ in range(100)]
+    assert sampled != [other.act(observation, deterministic=False) for _ in range(100)]
 
 
 def test_loading_needs_no_environment(here: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -32,30 +31,13 @@ from paceline.run.console import make_console
 from paceline.run.directory import RunDirectory, write_json, write_text
 from paceline.run.kept_objects import keep_objects
 from paceline.run.metrics import check_metric
+from paceline.trained_run import Run
 from paceline.training.callbacks import Callback, make_callbacks
 from paceline.training.engine import Engine
 from paceline.training.loop import Loop, OnIteration
 from paceline.training.memory import fit_to_memory, fitting_in_memory
 from paceline.training.signals import interrupted_by, run_begins
 from paceline.training.stopping import Outcome
-
-
-class Run(RunDirectory):
-    """A run directory and how training in it ended. It is also a path: `Path(run)`, `open(run / ...)`."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome.path)
-        self.outcome = outcome
-
-    def __fspath__(self) -> str:
-        return os.fspath(self.path)
-
-    def __truediv__(self, name: str) -> Path:
-        return self.path / name
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        return self.read_summary()
 
 
 def train(
@@ -113,7 +95,8 @@ def train(
 
 
 def load(run: str | Path | Run, checkpoint_name: str | None = None, *, seed: int = 0) -> Agent:
-    """The agent of a run (its best checkpoint, else its last; or `checkpoint_name`) or of a checkpoint folder."""
+    """The agent of a run (its best checkpoint, else its last; or `checkpoint_name`), of a checkpoint folder, or of a
+    file that `agent.save` wrote. `seed`: of sampled actions."""
     return Agent(checkpoint.find(Path(run), checkpoint_name), seed=seed)
 
 
@@ -181,7 +164,7 @@ class _Session:
                 reason = f"{name} received before training began"
                 _record(directory, "stopped", reason)
                 make_console(self.quiet).finish([f"stopped: {reason}", f"continue   paceline train --resume {path}"])
-                return Run(Outcome("stopped", reason, directory.shown))
+                return Run(directory.shown, Outcome("stopped", reason, directory.shown))
 
     def _continue(
         self, config: RunConfig, directory: RunDirectory, which: str, may_fall_back: bool, keep_schedule: bool
@@ -231,7 +214,8 @@ class _Session:
             outcome = loop.run()
             console.finish(_last_lines(loop.summary(outcome.status), outcome, directory.shown))
             moved = directory.shown.absolute() != directory.path  # then the path that the user gave means another
-            return Run(outcome if moved else replace(outcome, path=directory.shown))
+            outcome = outcome if moved else replace(outcome, path=directory.shown)
+            return Run(outcome.path, outcome)
         finally:
             console.close()
 

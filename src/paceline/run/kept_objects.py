@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,14 +27,20 @@ def keep_objects(run: Path, tree: Mapping[str, Any]) -> None:
         write_json(run / FILE, content)
 
 
-def adopt_objects(run: Path) -> None:
-    """Use the objects of a run, if it has any, for the names in its settings."""
-    path = run / FILE
+def read_objects(place: Path) -> bytes | None:
+    """The file of a run, or of what `agent.save` has written; None: it has none."""
+    path = zipfile.Path(place) / FILE if place.is_file() else place / FILE
+    return path.read_bytes() if path.exists() else None
+
+
+def adopt_objects(place: Path) -> None:
+    """Use the objects of a run or of a saved agent, if it has any, for the names in its settings."""
+    path = place / FILE
     try:
-        content = json.loads(path.read_bytes())
+        if (text := read_objects(place)) is None:
+            return
+        content = json.loads(text)
         objects = {name: _object(one) for name, one in content.items()}
-    except FileNotFoundError:
-        return
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, AttributeError, KeyError):
