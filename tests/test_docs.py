@@ -262,7 +262,7 @@ def test_every_file_and_key_of_a_run_is_described(checkout: Path, cli: Cli) -> N
 def names_in(run: RunDirectory) -> set[str]:
     records = [run.read_summary(), run.read_status(), read_file(run.provenance_path)]
     rows = [*run.read_metrics(), *run.read_eval()]
-    return {name for record in (*records, *rows) for name in record if not name.startswith("env/")}
+    return {name for record in (*records, *rows) for name in record if not name.startswith(("env/", "callback/"))}
 
 
 def undescribed(run: RunDirectory) -> list[str]:

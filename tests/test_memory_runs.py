@@ -113,7 +113,7 @@ def test_an_agent_remembers_until_it_is_reset(cartpole: Path) -> None:
     assert not np.allclose(logits(agent, path), logits(agent, path[-1:]), atol=1e-4)
     for observation in path:
         agent.act(observation)
-    other.act(path[0], stochastic=True)
+    other.act(path[0], deterministic=False)
     other.reset()
     for observation in path:
         other.act(observation)

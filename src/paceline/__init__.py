@@ -11,13 +11,34 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["UserError", "load", "train"]
+__all__ = ["Agent", "Callback", "Run", "UserError", "compare", "envs", "evaluate", "load", "plot", "report", "train"]
 
 if TYPE_CHECKING:
+    from paceline import envs
+    from paceline.agent import Agent
     from paceline.api import load, train
     from paceline.config import UserError
+    from paceline.evaluate import evaluate
+    from paceline.report.compare import compare_runs as compare
+    from paceline.report.page import report
+    from paceline.report.plots import plot
+    from paceline.trained_run import Run
+    from paceline.training.callbacks import Callback
 
-_MODULES = {"train": "paceline.api", "load": "paceline.api", "UserError": "paceline.config"}
+_PLACES = {
+    "Agent": "paceline.agent:Agent",
+    "Callback": "paceline.training.callbacks:Callback",
+    "Run": "paceline.trained_run:Run",
+    "UserError": "paceline.config:UserError",
+    "compare": "paceline.report.compare:compare_runs",
+    "envs": "paceline.envs",
+    "evaluate": "paceline.evaluate",
+    "load": "paceline.api:load",
+    "plot": "paceline.report.plots:plot",
+    "report": "paceline.report",
+    "train": "paceline.api:train",
+}
+"""Three of them are modules that can be called: the names of their functions are those of the modules, too."""
 
 
 def __getattr__(name: str) -> Any:
@@ -26,10 +47,12 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("paceline")
-    if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
+    if name in _PLACES:
+        module, _, attribute = _PLACES[name].partition(":")
+        found = import_module(module)
+        return getattr(found, attribute) if attribute else found
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*__all__, "__version__", "__doc__"]

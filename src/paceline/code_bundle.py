@@ -4,7 +4,8 @@
 
 - `path/to/file.py:Name`: the file's folder and everything below it, data included;
 - `module:Name`: the top-level package or module, and the modules beside it that it imports. Installed packages are
-  expected on every machine; an editable install, whose files lie outside site-packages, is packed.
+  expected on every machine; an editable install, whose files lie outside site-packages, is packed;
+- what was given as an object in Python and has no such name: its pickle, and the modules that this needs.
 
 Hidden files and folders, virtual environments, run directories and large files are left out. `pack_directory` collects
 a whole working directory, for ssh clusters.
@@ -35,7 +36,8 @@ from typing import Any, NamedTuple
 
 from paceline.code_files import CACHES, INSTALLED, find_module, imported_modules, project_files, walk
 from paceline.config import RunConfig, UserError
-from paceline.config.plugins import add_to_path, map_texts, moved
+from paceline.config.objects import PickledObject, add_to_path, adopt, pickled_objects
+from paceline.config.plugins import map_texts, moved
 from paceline.config.resolve import to_tree, validate
 
 MAX_FILE_BYTES = 5 * 2**20
@@ -44,7 +46,7 @@ MAX_FILES = 2_000
 LOCK_SECONDS = 30.0
 PACKAGES = ".packages"
 """Folder in the copy of a working directory, for packages from elsewhere."""
-NAMING_KEYS = ("algo", "env", "env.id", "env.wrappers", "model.class")
+NAMING_KEYS = ("algo", "env", "env.id", "env.wrappers", "model.class", "callbacks")
 """Settings that may be a `module:Name`. A `file.py:Name` is found in any setting."""
 
 _held: dict[Path, int] = {}
@@ -74,6 +76,8 @@ class CodeBundle:
     """Folders below the first root that belong on Python's path."""
     left_out: tuple[str, ...] = ()
     """Files that are too large or cannot be read."""
+    objects: tuple[tuple[str, PickledObject], ...] = ()
+    """What was given by value, by its reference in the settings."""
 
     @functools.cached_property
     def digest(self) -> str:
@@ -104,13 +108,21 @@ class CodeBundle:
                 tar.add(file.path, name, recursive=False)
 
 
-def pack(tree: Mapping[str, Any]) -> CodeBundle:
-    """Collect the code that a settings tree names."""
+def pack(tree: Mapping[str, Any], *, files_too: bool = True) -> CodeBundle:
+    """Collect the code that a settings tree names. Without `files_too`, only what was given by value: the workers are
+    on this machine."""
     packer = _Packer()
+    objects = pickled_objects(text for _, text in _texts(tree))
+    for reference, pickled in objects.items():
+        if pickled.problem:
+            raise UserError(f"{reference} was given as an object, and {pickled.problem}")
     files: list[tuple[str, str, Path]] = []
-    for key, text in _texts(tree):
+    for key, text in _texts(tree) if files_too else ():
         path, _, _ = text.rpartition(":")
-        if path.endswith(".py"):
+        if text in objects:
+            for module in objects[text].modules:
+                packer.add_module(key, module)
+        elif path.endswith(".py"):
             file = Path(path).expanduser().resolve()
             if key in NAMING_KEYS or file.is_file():
                 files.append((key, text, file))
@@ -124,6 +136,7 @@ def pack(tree: Mapping[str, Any]) -> CodeBundle:
         roots=tuple((str(folder), packer.roots[folder]) for folder in folders),
         references=tuple((text, folders.index(folder), relative) for text, (folder, relative) in places.items()),
         left_out=tuple(packer.left_out),
+        objects=tuple(objects.items()),
     )
 
 
@@ -157,6 +170,7 @@ def pack_directory(cwd: Path, packages: Sequence[str], exclude: Sequence[str], l
 def install(bundle: CodeBundle) -> None:
     """Make the code importable, also by the references in the settings. Files that this machine has in the same place
     are used there; otherwise all of them are written to a private temporary folder."""
+    adopt(dict(bundle.objects))
     if not bundle.roots:
         return
     if not all(_is_same(Path(root, name), file) for root, files in bundle.roots for name, file in files.items()):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from paceline.config.plugins import add_to_path
+from paceline.config.objects import add_to_path
 
 GIT_SECONDS = 60.0
 CACHES = frozenset({"__pycache__", "node_modules"})

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.agent import Agent
+from paceline.callable_module import make_callable
 from paceline.config import EnvConfig, UserError
 from paceline.envs import procgen
 from paceline.envs.contract import close_env, layers, same_folder
@@ -29,7 +30,7 @@ MAX_VIDEO_FRAMES = 3000
 
 
 def evaluate(
-    target: str | Path,
+    target: str | os.PathLike[str],
     *,
     which: str | None = None,
     episodes: int = 100,
@@ -69,7 +70,7 @@ def evaluate(
         if rows:
             row["generalization_gap"] = rows[0]["return_mean"] - row["return_mean"]
         row["eval_seconds"] = time.perf_counter() - began
-        rows.append(row | {"files": _write(agent.path.parent.parent, row, played)})
+        rows.append(row | {"files": _write(agent.place, row, played)})
     return rows
 
 
@@ -219,14 +220,14 @@ def record_video(
 def _advance(env: Any, agent: Agent, observation: Any, info: Any, stochastic: bool) -> tuple[Any, Any, float, bool]:
     """One step: the next observation and info, the reward, and whether the episode ended."""
     mask = agent.mask_of(env, observation, info)
-    action = agent.act(observation, stochastic=stochastic, mask=mask)
+    action = agent.act(observation, deterministic=not stochastic, mask=mask)
     observation, reward, terminated, truncated, info = env.step(action)
     return observation, info, float(reward), bool(terminated or truncated)
 
 
 def _advance_team(env: Any, agent: Agent, here: Any, infos: Any, stochastic: bool) -> tuple[Any, Any, float, bool]:
     """The same for several agents: observations of those that are there, and the sum of the rewards."""
-    result = env.step(agent.act_for(here, infos, stochastic=stochastic))
+    result = env.step(agent.act_for(here, infos, deterministic=not stochastic))
     here, reward, over = env.after(result)
     return here, result[4], reward, over
 
@@ -305,3 +306,6 @@ def _append_episodes(path: Path, played: list[Episode], row: dict[str, Any]) -> 
         about = [f"{time.time():.0f}", row["env_steps"], row["kind"], row["seed"]]
         for number, episode in enumerate(played):
             writer.writerow([*about, number, episode.total, episode.length, row.get("levels", "")])
+
+
+make_callable(__name__, "evaluate")

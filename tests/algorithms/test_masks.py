@@ -318,7 +318,7 @@ def test_a_run_trains_resumes_exactly_evaluates_and_acts(algo: str, tmp_path: Pa
     env = agent.make_env()
     observation, info = env.reset(seed=3)
     for _ in range(masked_envs.LENGTH):
-        action = agent.act(observation, mask=info["action_mask"], stochastic=True)
+        action = agent.act(observation, mask=info["action_mask"], deterministic=False)
         observation, _, _, _, info = env.step(action)
     with pytest.raises(paceline.UserError, match="needs one"):
         agent.act(observation)

@@ -279,6 +279,8 @@ def setting(rng: random.Random, algo: str) -> str:
             "[FlattenObservation, {TransformReward: {func: 5}}]",
             "[NormalizeObservation]",
         ]
+    if key == "callbacks":
+        values += ["{world}/net.py:Net", "[]", "[5]", "[{a: {}, b: {}}]", "os:getcwd", "{world}/raises.py:Net"]
     if key == "model.class":
         values += ["{world}/net.py:Net", "{world}/net.py:Odd", "os:getcwd", "net", "{world}/raises.py:Net"]
     if key == "model.hidden":

@@ -150,7 +150,7 @@ def test_an_agent_acts_alike_each_time(nets: str, here: Path, algo: str, layer: 
     np.testing.assert_array_equal(values[0], values[1])
     np.testing.assert_array_equal(values[0], values[2])
     agent.act(observation)
-    agent.act(observation, stochastic=True)
+    agent.act(observation, deterministic=False)
     done = [cli("evaluate", "runs/x", "--episodes", 8, "--seed", 0).out.partition("written")[0] for _ in range(2)]
     assert done[0] == done[1]
 

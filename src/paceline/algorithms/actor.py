@@ -38,5 +38,8 @@ class Actor:
     def act_as(self, actor: int, actors: int) -> None:
         return
 
+    def change(self, name: str, value: Any) -> None:
+        return
+
     def set_scratch_dir(self, folder: Path) -> None:
         return

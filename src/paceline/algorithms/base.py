@@ -165,6 +165,10 @@ class Algorithm(ABC):
         """This copy collects for a learner, as number `actor` of `actors`."""
         return
 
+    def change(self, name: str, value: Any) -> None:
+        """Use another value of a setting from the next update on."""
+        self.hyper = self.hyper.model_copy(update={name: value})
+
     def notes(self) -> list[str]:
         """What happened since the last call that a user should know."""
         return []

@@ -31,10 +31,14 @@ class ActorCriticSettings(AlgorithmSettings):
     value_coef: Annotated[float, Field(ge=0)] = 0.5
     """Weight of the value loss (squared error)."""
 
+    changeable: ClassVar[tuple[str, ...]] = (*AlgorithmSettings.changeable, "entropy_coef", "value_coef")
+
 
 class OnPolicySettings(ActorCriticSettings):
     gae_lambda: Fraction
     """Lambda of GAE: 0 bootstraps after one step, 1 sums rewards to the end of the rollout."""
+
+    changeable: ClassVar[tuple[str, ...]] = (*ActorCriticSettings.changeable, "gae_lambda")
 
 
 @dataclass

@@ -49,6 +49,7 @@ class PPO(OnPolicy):
         """Stop learning from a rollout when the KL divergence from the policy that collected it exceeds 1.5 times
         this."""
 
+        changeable: ClassVar[tuple[str, ...]] = (*OnPolicySettings.changeable, "clip")
         largest: ClassVar[str | None] = "minibatch_size"
 
         def rows_per_step(self, slots: int) -> int:

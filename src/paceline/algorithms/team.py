@@ -81,6 +81,9 @@ class TeamAlgorithm:
     def act_as(self, actor: int, actors: int) -> None:
         self._tell(lambda member: member.act_as(actor, actors))
 
+    def change(self, name: str, value: Any) -> None:
+        self._tell(lambda member: member.change(name, value))
+
     def notes(self) -> list[str]:
         return [note for own in self._tell(lambda member: member.notes()) for note in own]
 

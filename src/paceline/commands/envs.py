@@ -27,13 +27,11 @@ class EnvsVerb(Verb):
         if self.id is None:
             raise UserError("envs check needs an environment: paceline envs check CartPole-v1")
         from paceline.config.resolve import parse_sets, put, validate
-        from paceline.envs.check import check_env
-        from paceline.envs.make import make_env
+        from paceline.envs.check import check
 
         tree = parse_sets(self.set)
         put(tree, "env.id", self.id)
-        config = validate(tree).env
-        use_masks = config.action_mask == "auto"
-        report = check_env(lambda: make_env(config), self.id, config.channels, use_masks=use_masks)
+        validate(tree)  # all of it: only its section `env` is used
+        report = check(self.id, **{key: value for key, value in tree["env"].items() if key != "id"})
         print(report.text())
         return 1 if report.problems else 0

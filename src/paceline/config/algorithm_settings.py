@@ -27,6 +27,8 @@ class AlgorithmSettings(Section):
     max_grad_norm: Annotated[float, Field(ge=0)] = 0.5
     """Gradients with a larger norm are scaled down to this norm; 0 turns clipping off."""
 
+    changeable: ClassVar[tuple[str, ...]] = ("learning_rate", "max_grad_norm")
+    """Settings that a callback may change while a run trains: the algorithm reads them anew for each update."""
     largest: ClassVar[str | None] = None
     """The setting to lower when memory runs out."""
 

@@ -8,12 +8,11 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
+from paceline.config.objects import FILE_MODULE, add_to_path, has_object, load_object
 from paceline.config.values import UserError, expanded
-
-_PREFIX = "paceline_user_"
 
 
 def absolute(reference: str) -> str:
@@ -36,39 +35,25 @@ def map_texts(tree: Any, change: Callable[[str], str]) -> Any:
     return [map_texts(item, change) for item in tree] if isinstance(tree, list | tuple) else tree
 
 
-_given: dict[str, Any] = {}
-"""Objects that were given as such in this process, by the reference under which others load them."""
-
-
 moved: dict[str, str] = {}
 """References of another machine's files → the same here; `code_bundle.install` fills it."""
 
 
-def is_nameable(given: Any) -> bool:
-    """Whether it is a class or a function, which other processes can load by its name."""
-    return isinstance(given, type | FunctionType)
+_being_imported: list[str] = []
 
 
-def name_of(given: Any, key: str) -> str:
-    """The reference of a class or function, by which this and other processes load it."""
-    module, attribute = sys.modules.get(given.__module__), given.__qualname__
-    if not attribute.isidentifier() or module is None:
-        raise UserError(f"{key}={attribute}: define it at the top of a file or module, so that others can load it")
-    file = getattr(module, "__file__", None)
-    if given.__module__ == "__main__" or given.__module__.startswith(_PREFIX):
-        if file is None:
-            raise UserError(f"{key}={attribute}: put it into a file, so that other processes can load it")
-        name = f"{Path(file).resolve()}:{attribute}"
-    else:
-        name = f"{given.__module__}:{attribute}"
-    _given[name] = given
-    return name
+def refuse_in_import() -> None:
+    """A script that trains when it is imported would start itself over and over."""
+    if _being_imported:
+        raise UserError(
+            f"train() in {_being_imported[-1]}, which is being imported: put it under if __name__ == '__main__'"
+        )
 
 
 def load_attribute(reference: str, key: str) -> Any:
     """The object behind `module:Attribute` or `path/to/file.py:Attribute`. `key`: the setting, for error messages."""
-    if reference in _given:
-        return _given[reference]
+    if has_object(reference):
+        return load_object(reference, key)
     path, _, attribute = moved.get(reference, reference).rpartition(":")
     if not path:
         raise UserError(f"{key}={reference}: expected module:Name or path/to/file.py:Name")
@@ -94,17 +79,11 @@ def import_module(module: str, key: str) -> ModuleType:
         raise UserError(f"{key}: '{module}' cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def add_to_path(folder: Path) -> None:
-    """Put a folder first on Python's path, unless it is on it already."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-
 def _load_file(path: str, key: str) -> ModuleType:
     file = expanded(path).resolve()
     if not file.is_file():
         raise UserError(f"{key}={path}: there is no such file")
-    name = f"{_PREFIX}{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"  # one name for each path
+    name = f"{FILE_MODULE}{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"  # one name for each path
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
@@ -112,10 +91,13 @@ def _load_file(path: str, key: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     add_to_path(file.parent)  # for imports of the files beside it
+    _being_imported.append(str(file))
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         where = f" line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise UserError(f"{key}={path}{where}: cannot be imported: {type(error).__name__}: {error}") from error
+    finally:
+        _being_imported.pop()
     return module

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from paceline.config import rllib_keys
 from paceline.config.algorithms import ALGORITHMS, DEFAULT_ALGORITHM, algorithm_class, algorithm_name
 from paceline.config.keys import allowed_at, keys, one_line
-from paceline.config.plugins import absolute, is_nameable, name_of
+from paceline.config.objects import env_name, is_object, name_of, refuse_made
+from paceline.config.plugins import absolute
 from paceline.config.run import DEFAULT_TOTAL_STEPS, EnvConfig, RunConfig
 from paceline.config.values import UserError, did_you_mean, expanded, shortened
 from paceline.config.yaml_text import load_yaml, read_mapping
@@ -67,18 +68,21 @@ def without_auto(given: Mapping[str, Any]) -> Tree:
 
 
 def tidy(given: Mapping[str, Any]) -> Tree:
-    """With `env: ID` written out, classes replaced by their names, the algorithm's file named absolutely, and without
-    empty sections (in a file all their lines may be commented out)."""
+    """With `env: ID` and a single callback written out, objects replaced by their names, the algorithm's file named
+    absolutely, and without empty sections (in a file all their lines may be commented out)."""
     tree = dict(given)
-    if is_nameable(tree.get("env")):
+    if is_object(tree.get("env")) or isinstance(tree.get("env"), str):
         tree["env"] = {"id": tree["env"]}
-    for key in ("algo", "env.id", "env.wrappers", "model.class"):
+    _name_env(tree)
+    if isinstance(tree.get("callbacks"), str) or is_object(tree.get("callbacks")):
+        tree["callbacks"] = [tree["callbacks"]]
+    for key in ("algo", "env.wrappers", "model.class", "callbacks"):
         section, dot, name = key.rpartition(".")
         place = dict(_mapping(tree, section)) if dot else tree
         value = place.get(name)
-        if isinstance(value, list) and any(map(is_nameable, value)):
-            place[name] = [name_of(one, key) if is_nameable(one) else one for one in value]
-        elif is_nameable(value):
+        if isinstance(value, list) and any(map(is_object, value)):
+            place[name] = [name_of(one, key) if is_object(one) else one for one in value]
+        elif is_object(value):
             place[name] = name_of(value, key)
         if dot and place.get(name) is not value:
             tree[section] = place
@@ -86,9 +90,17 @@ def tidy(given: Mapping[str, Any]) -> Tree:
         tree["algo"] = absolute(tree["algo"])
     algo = tree["algo"] if isinstance(tree.get("algo"), str) and ":" in tree["algo"] else None
     tree = {key: value for key, value in tree.items() if value is not None or not allowed_at([key], algo)}
-    if isinstance(tree.get("env"), str):
-        tree["env"] = {"id": tree["env"]}
     return tree
+
+
+def _name_env(tree: Tree) -> None:
+    """Replace an environment that was given as an object by its name."""
+    env = tree.get("env")
+    made = env.get("id") if isinstance(env, Mapping) else env
+    refuse_made(made)
+    if isinstance(env, Mapping) and (is_object(made) or isinstance(made, str)):
+        name, settings = env_name(made)
+        tree["env"] = {**settings, **env, "id": name}
 
 
 def _mapping(tree: Mapping[str, Any], section: str) -> Mapping[str, Any]:
@@ -136,11 +148,11 @@ def portable(config: RunConfig) -> RunConfig:
     """With absolute file names and with arguments as JSON stores them: a run trains with exactly the settings that it
     saves, and can be read from any folder. This cannot make valid settings invalid, so they are not validated again."""
     tree = to_tree(config)
-    wrappers = [
-        absolute(wrapper) if isinstance(wrapper, str) else {absolute(name): args for name, args in wrapper.items()}
-        for wrapper in tree["env"]["wrappers"]
-    ]
-    env = {"id": absolute(config.env.id), "wrappers": wrappers, "kwargs": tree["env"]["kwargs"]}
+    env = {
+        "id": absolute(config.env.id),
+        "wrappers": _absolute_entries(tree["env"]["wrappers"]),
+        "kwargs": tree["env"]["kwargs"],
+    }
     model = {"class_": config.model.class_ and absolute(config.model.class_), "kwargs": tree["model"]["kwargs"]}
     engine = {"rllib": tree["engine"]["rllib"]}
     frozen = {name: str(expanded(path).resolve()) for name, path in config.multi_agent.frozen.items()}
@@ -151,8 +163,16 @@ def portable(config: RunConfig) -> RunConfig:
             "multi_agent": config.multi_agent.model_copy(update={"frozen": frozen}),
             "model": config.model.model_copy(update=model),
             "engine": config.engine.model_copy(update=engine),
+            "callbacks": _absolute_entries(tree["callbacks"]),
         }
     )
+
+
+def _absolute_entries(entries: list[Any]) -> list[Any]:
+    return [
+        absolute(one) if isinstance(one, str) else {absolute(name): arguments for name, arguments in one.items()}
+        for one in entries
+    ]
 
 
 def to_yaml(config: RunConfig) -> str:

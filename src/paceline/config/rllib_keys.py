@@ -94,7 +94,7 @@ MAPPED: dict[str, str] = {
 }
 
 OURS = frozenset(
-    {"preset", "out", "name", "engine.name", "engine.address", "engine.dashboard", "engine.threads"}
+    {"preset", "out", "name", "callbacks", "engine.name", "engine.address", "engine.dashboard", "engine.threads"}
     | {"engine.start_timeout_seconds", "env.action_mask"}
     | {f"stop.{key}" for key in ("total_steps", "iterations", "max_time", "metric", "return_mean", "return_window")}
     | {"stop.confirm_episodes", "eval.every_steps", "eval.episodes", "eval.stochastic"}

@@ -42,12 +42,22 @@ _COMPARE: dict[str, Callable[[float, float], bool]] = {
 }
 
 
+Entries = list[str | dict[str, dict[str, Any]]]
+"""Names of a user's classes, with arguments as `{name: {argument: value}}`."""
+
+
+def _check_entries(key: str, entries: Entries) -> None:
+    for entry in entries:
+        if not isinstance(entry, str) and len(entry) != 1:
+            raise ValueError(f"{key}={entry}: expected one name per entry: [{{name: {{argument: value}}}}, …]")
+
+
 class EnvConfig(Section):
     id: str = "CartPole-v1"
     """A Gymnasium id, a Procgen game, `package.module:EnvId`, or `path/to/file.py:ClassName`."""
     kwargs: dict[str, Any] = {}
     """Passed to the environment's constructor. Procgen: `num_levels`, `distribution_mode` and others."""
-    wrappers: list[str | dict[str, dict[str, Any]]] = []
+    wrappers: Entries = []
     """Wrappers to apply, in order. Each is a name in `gymnasium.wrappers`, `module:Class` or `file.py:Class`; `{name:
     {argument: value}}` passes arguments."""
     vector: Literal["auto", "sync", "async"] = "auto"
@@ -101,11 +111,7 @@ class EnvConfig(Section):
 
     @model_validator(mode="after")
     def _one_wrapper_each(self) -> EnvConfig:
-        for wrapper in self.wrappers:
-            if not isinstance(wrapper, str) and len(wrapper) != 1:
-                raise ValueError(
-                    f"env.wrappers={wrapper}: expected one name per entry: [{{name: {{argument: value}}}}, …]"
-                )
+        _check_entries("env.wrappers", self.wrappers)
         return self
 
 
@@ -288,6 +294,9 @@ class RunConfig(Section):
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
+    callbacks: Entries = []
+    """Your own callbacks, called while the run trains: `file.py:Class` or `module:Class`; `{name: {argument: value}}`
+    passes arguments."""
 
     @field_validator("out")
     @classmethod
@@ -337,6 +346,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _combinations(self) -> RunConfig:
         engine, algorithm = self.engine, self.algorithm
+        _check_entries("callbacks", self.callbacks)
         rllib = engine.name == "rllib"
         if not algorithm.native and not rllib:
             raise ValueError(f"algo={self.algo} is available only in RLlib: add --engine rllib")

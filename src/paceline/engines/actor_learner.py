@@ -7,7 +7,7 @@ their spaces.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -15,7 +15,8 @@ from threadpoolctl import threadpool_limits
 
 from paceline import machine
 from paceline.algorithms.actor import Actor, needs_only_weights
-from paceline.config import RunConfig
+from paceline.config import RunConfig, UserError
+from paceline.config.algorithm_settings import scheduled
 from paceline.engines.evaluator import Evaluator
 from paceline.envs.make import make_vector
 from paceline.envs.pool import PoolVector
@@ -155,6 +156,18 @@ class ActorLearner:
             return ReplayCollector(self.envs, self.policy, **options)
         kind = Collector if len(self.envs) == 1 else InterleavedCollector
         return kind(self.envs, self.policy, **options)
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """See `Engine.change`."""
+        for key, value in changes.items():
+            section, _, name = key.partition(".")
+            if section == "env":
+                for env in self.envs:
+                    env.set_attribute(name, value)
+            elif self.device != "cpu" and name not in scheduled(type(self.config.hyper)):
+                raise UserError(f"{key} cannot change while a run trains on a GPU, which has its learning recorded")
+            else:
+                self.algorithm.change(name, value)
 
     def describe(self) -> list[str]:
         kind = "images " if self.policy.observation.is_image else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,9 @@ class LocalEngine(Engine):
         if len(state["collectors"]) != 1:
             collector.start()
         return restored(False, own)
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        self.actor_learner.change(changes)
 
     def set_scratch_dir(self, folder: Path) -> None:
         self.algorithm.set_scratch_dir(folder)

@@ -14,29 +14,26 @@ import itertools
 import multiprocessing as mp
 import os
 import signal
-import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from paceline.config import UserError
-from paceline.envs.agents_vector import sync_vector
+from paceline.config.objects import pickled_objects
 from paceline.envs.contract import close_env
+from paceline.envs.env_process import CLOSE_SECONDS, serve, without_script
 from paceline.envs.masks import MaskReader
 from paceline.envs.multi_agent import spaces_of
 from paceline.envs.restarts import FRESH_STEPS, PAUSE_SECONDS, EnvError, Restarts
-from paceline.envs.sync_vector import SyncVector
 from paceline.envs.vector import Env, State, StepResult, VectorEnv, VectorOptions, part_of, view
 from paceline.spaces import Array
 
 START_SECONDS = 120.0
-CLOSE_SECONDS = 2.0
 EPISODES = 10**9  # numbers of episodes set aside for each start of a process: no two have the same seed
 
 
@@ -75,6 +72,7 @@ class AsyncVector(VectorEnv):
         the others in it; if the process dies or does not answer, it is replaced while the other processes go on."""
         self._timeout = timeout_seconds
         self._makers, self._options = makers, options.copy()
+        self._attributes: dict[str, Any] = {}
         self._processes: list[_Process] = []
         self._in_flight = False
         self._steps = 0
@@ -123,9 +121,11 @@ class AsyncVector(VectorEnv):
         own = self._options | {"first_env": self._first_env + envs.start}
         own |= {"seed": seed, "worker": worker, "resumes": resumes}
         place = (envs, self.num_envs, self._shared_obs, self._shared)
-        arguments = (there, self._makers[envs], own, self._limit, starts * EPISODES, place)
-        process = self._context.Process(target=_serve, args=arguments, daemon=True, name=f"envs-{envs.start}")
-        process.start()
+        envs_now = (pickled_objects(), self._makers[envs], self._attributes)
+        arguments = (there, *envs_now, own, self._limit, starts * EPISODES, place)
+        process = self._context.Process(target=serve, args=arguments, daemon=True, name=f"envs-{envs.start}")
+        with without_script():
+            process.start()
         there.close()
         return _Process(here, process, envs, starts)
 
@@ -155,6 +155,10 @@ class AsyncVector(VectorEnv):
                 self.env_restarts += news.restarts
                 self._restarts.first_error = self._restarts.first_error or news.first_error
         return self._obs, self._reward, self._terminated, self._truncated
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        self._attributes[name] = value
+        self._call("set_attribute", [(name, value)] * len(self._processes))
 
     def reseed(self, seed: int, worker: int, resumes: int) -> None:
         super().reseed(seed, worker, resumes)
@@ -321,79 +325,3 @@ class AsyncVector(VectorEnv):
 def _close(vector: weakref.ref[AsyncVector]) -> None:
     if (alive := vector()) is not None:
         alive.close()
-
-
-class _News(NamedTuple):
-    """What happened in a step besides its results. Most steps have none."""
-
-    metrics: list[dict[str, float]]
-    failed: list[int]
-    restarts: int
-    first_error: str
-
-
-def _serve(
-    connection: Connection,
-    makers: Sequence[Callable[[], Env]],
-    options: VectorOptions,
-    restart_on_error: int,
-    first_episode: int,
-    place: tuple[slice, int, Any, list[Any]],
-) -> None:
-    """Main function of an environment process. It ends when the pipe closes, which happens however the parent ends."""
-    os.setpgrp()  # so that programs which environments start can be ended with this process
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    # The parent handles signals: it saves the run, then closes the pipe.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    vector: SyncVector | None = None
-    try:
-        made = lambda: connection.send(("ok", None))  # noqa: E731
-        own: dict[str, Any] = {"restart_on_error": restart_on_error, "first_episode": first_episode, "on_made": made}
-        vector = sync_vector(makers, **own, **options)
-        envs, num_envs, raw, parts = place
-        each = vector.rows // vector.num_envs
-        obs = view(raw, vector.observation.dtype, (num_envs * each, *vector.observation.shape))
-        *buffers, action = (part_of(view(*part), envs, num_envs) for part in parts)
-        vector._use_buffers(part_of(obs, envs, num_envs), buffers)
-        vector.on_replay = lambda: connection.send(("replay", None))
-        connection.send(("ok", None if vector.masks is None else vector.masks.where))
-        while True:
-            command, argument = connection.recv()
-            answer: Any = None
-            if command == "close":
-                return
-            if command == "reset":
-                vector.reset()
-            elif command == "step":
-                vector.step(action)
-                if vector.finished_metrics or vector.failed:
-                    answer = _News(vector.finished_metrics, vector.failed, vector.env_restarts, vector.first_error)
-                    vector.finished_metrics, vector.failed, vector.env_restarts = [], [], 0
-            elif command == "reseed":
-                vector.reseed(*argument)
-            elif command == "state":
-                answer = vector.state()
-            elif command == "restore":
-                answer = vector.restore(*argument)
-            connection.send(("ok", answer))
-    except (EOFError, BrokenPipeError):
-        return
-    except UserError as error:
-        connection.send(("bad input", str(error)))
-    except EnvError as error:
-        connection.send(("given up", str(error)))
-    except Exception:
-        connection.send(("error", f"an environment failed:\n{traceback.format_exc()}"))
-    finally:
-        if vector is not None:
-            vector.close()
-
-
-def _end_with_parent() -> None:
-    """Needed where an environment hangs and therefore never reads the closed pipe."""
-    parent = mp.parent_process()
-    assert parent is not None
-    parent.join()
-    time.sleep(CLOSE_SECONDS)
-    os.killpg(0, signal.SIGKILL)

@@ -22,11 +22,14 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from gymnasium.utils.env_checker import data_equivalence
 
+from paceline.callable_module import make_callable
 from paceline.config import UserError
+from paceline.config.resolve import tidy, validate
 from paceline.envs.check_agents import check_agents
 from paceline.envs.check_masks import ValidActions
 from paceline.envs.check_report import CheckReport, describe, short, short_space
 from paceline.envs.contract import OLD_API, layers, read_metrics, reset_env, space_contains
+from paceline.envs.make import make_env
 from paceline.envs.masks import offered
 from paceline.envs.multi_agent import AgentsEnv
 from paceline.envs.vector import Env
@@ -382,3 +385,13 @@ def _check_spaces(env: Env, channels: Channels, report: CheckReport) -> ActionCo
             if not np.issubdtype(dtype or np.float32, np.floating):
                 report.warn(f"actions are a Box of {dtype}: use Discrete or MultiDiscrete for whole numbers")
     return codec
+
+
+def check(env: Any, **settings: Any) -> CheckReport:
+    """Test an environment, given as `paceline.train` takes it, with further settings of `env`: its interface, a random
+    episode, its speed. Print the report, or look at its `problems` and `warnings`."""
+    config = validate(tidy({"env": {**settings, "id": env}})).env
+    return check_env(lambda: make_env(config), config.id, config.channels, use_masks=config.action_mask == "auto")
+
+
+make_callable(__name__, "check")

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from paceline.config import printable
 
 
-@dataclass
+@dataclass(repr=False)
 class CheckReport:
     id: str
     problems: list[str] = field(default_factory=list)
@@ -28,6 +28,9 @@ class CheckReport:
     spaces: list[str] = field(default_factory=list)
     episode: list[tuple[str, ...]] = field(default_factory=list)
     """A random episode: step, action, observation, reward, end."""
+
+    def __repr__(self) -> str:
+        return self.text()
 
     def problem(self, text: str) -> None:
         if text not in self.problems:

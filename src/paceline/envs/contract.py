@@ -61,6 +61,16 @@ def layers(env: Any) -> Iterator[Any]:
     yield env
 
 
+def set_attribute(env: Any, name: str, value: Any) -> None:
+    """Of the environment, or of the outermost wrapper that has it."""
+    layer = env
+    while name not in vars(layer) and not hasattr(type(layer), name):
+        if "env" not in vars(layer):
+            raise UserError(f"env.{name}: {type(layer).__name__} has no attribute {name!r}; set it in __init__")
+        layer = layer.env
+    setattr(layer, name, value)
+
+
 def reset_env(env: Any, seed: int) -> Any:
     try:
         return env.reset(seed=seed)

@@ -1,4 +1,5 @@
-"""An environment by name: a Gymnasium id, a Procgen game, `package.module:Name`, or `path/to/file.py:ClassName`."""
+"""An environment by name: a Gymnasium id, a Procgen game, `package.module:Name`, `path/to/file.py:ClassName`, or the
+name of an object."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 from paceline import machine
 from paceline.config import EnvConfig, UserError
+from paceline.config.objects import has_object, load_object
 from paceline.config.plugins import import_module, load_attribute
 from paceline.envs import atari, catalog, procgen
 from paceline.envs.agents_vector import sync_vector
@@ -150,10 +152,11 @@ def _build(config: EnvConfig, render_mode: str | None, place: tuple[int, int]) -
     if render_mode:
         kwargs["render_mode"] = render_mode
     name = _registered_name(env_id)
-    if name is None:
-        return _from_class(_find_class(env_id), env_id, max_episode_steps, kwargs, place)
+    found: Any = _find_class(env_id) if name is None else name
+    if not isinstance(found, str | gymnasium.envs.registration.EnvSpec):
+        return _from_class(found, env_id, max_episode_steps, kwargs, place)
     with _quiet_gymnasium():
-        env = gymnasium.make(name, disable_env_checker=True, **_limit(config), **kwargs)
+        env = gymnasium.make(found, disable_env_checker=True, **_limit(config), **kwargs)
     return env, has_agents(env)
 
 
@@ -164,7 +167,7 @@ def _limit(config: EnvConfig) -> dict[str, Any]:
 def _registered_name(env_id: str) -> str | None:
     """The id in Gymnasium's registry; None if `env_id` names a class."""
     module, sign, name = env_id.rpartition(":")
-    if sign and module.endswith(".py"):
+    if sign and (module.endswith(".py") or has_object(env_id)):
         return None
     if sign and not module:
         raise UserError(f"env.id={env_id}: expected module:Name or path/to/file.py:Name")
@@ -178,6 +181,8 @@ def _registered_name(env_id: str) -> str | None:
 
 def _find_class(env_id: str) -> Any:
     """A class or function. PettingZoo names its environments after modules that have a function `parallel_env`."""
+    if has_object(env_id):
+        return load_object(env_id, "env.id")
     path, _, name = env_id.rpartition(":")
     if not path.endswith(".py") and not hasattr(import_module(path, "env.id"), name):
         with contextlib.suppress(ModuleNotFoundError):
@@ -242,6 +247,8 @@ def _check_known(env_id: str) -> None:
     register_probes()
     if env_id.startswith("ALE/") and catalog.is_installed("ale_py"):
         importlib.import_module("ale_py")  # registers its games
+    if env_id not in gymnasium.registry and has_object(env_id):  # registered by the process that the run is from
+        gymnasium.registry[env_id] = load_object(env_id, "env.id")
     hint = catalog.missing_package_hint(env_id)
     try:
         gymnasium.spec(env_id)

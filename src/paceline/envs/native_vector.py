@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import gymnasium
 import numpy as np
 
-from paceline.envs.contract import close_env, read_metrics
+from paceline.envs.contract import close_env, read_metrics, set_attribute
 from paceline.envs.env_state import can_save, is_vector_cartpole
 from paceline.envs.masks import MaskReader, find_masks, offered
 from paceline.envs.vector import State, StepResult, VectorEnv, VectorOptions, seed_from
@@ -32,6 +32,9 @@ class NativeVector(VectorEnv):
             self._ahead = self._reset()
             info = self._ahead[1]
         return find_masks(self.env, self.action, info)
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        set_attribute(self.env, name, value)
 
     def reset(self) -> Array:
         (observation, info), self._ahead = self._ahead or self._reset(), None

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from paceline.config import UserError
-from paceline.envs.contract import check_reset, check_step, close_env, read_metrics, reset_env
+from paceline.envs.contract import check_reset, check_step, close_env, read_metrics, reset_env, set_attribute
 from paceline.envs.env_state import env_state, set_env_state
 from paceline.envs.masks import INFO, MaskReader, find_masks, offered
 from paceline.envs.multi_agent import spaces_of
@@ -39,6 +39,7 @@ class SyncVector(VectorEnv):
         `first`: the first environment, if it is made already. `on_made`: called when all environments are made, before
         one is reset."""
         self._makers = makers
+        self._attributes: dict[str, Any] = {}
         self.envs = [first or makers[0](), *(make() for make in makers[1:])]
         on_made()
         self._episode = [first_episode - 1] * len(makers)
@@ -110,6 +111,18 @@ class SyncVector(VectorEnv):
             self._check_masks()
         return self._obs, self._reward, self._terminated, self._truncated
 
+    def set_attribute(self, name: str, value: Any) -> None:
+        self._attributes[name] = value
+        for env in self.envs:
+            set_attribute(env, name, value)
+
+    def _make(self, index: int) -> Env:
+        """A fresh environment, as the others are by now."""
+        env = self._makers[index]()
+        for name, value in self._attributes.items():
+            set_attribute(env, name, value)
+        return env
+
     def _rows(self, index: int) -> slice:
         """Of one environment."""
         return slice(index, index + 1)
@@ -157,7 +170,7 @@ class SyncVector(VectorEnv):
         try:
             with contextlib.suppress(*RESTARTABLE):
                 self.envs[index].close()
-            self.envs[index] = self._makers[index]()
+            self.envs[index] = self._make(index)
             self._restarts.started(index)
             self._fresh_episode[index] = self._episode[index] + 1
             self._begin(index)
@@ -247,7 +260,7 @@ class SyncVector(VectorEnv):
         except RESTARTABLE:
             if not tries:
                 raise
-            self.envs[index] = self._makers[index]()
+            self.envs[index] = self._make(index)
             self._replay(index, actions, tries - 1)
 
     def _replay_step(self, index: int, act: Any) -> None:

@@ -156,6 +156,10 @@ class VectorEnv(ABC):
         ended = terminated | truncated if self.over is None else self.over.copy()
         return reward.reshape(self.num_envs, -1), ended
 
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute of all environments, also of those that are made later."""
+        raise UserError(f"env.{name} cannot be set: the vector env of these environments has no attributes")
+
     def reseed(self, seed: int, worker: int, resumes: int) -> None:
         """Use these seeds from the next `reset` on."""
         self._entropy = (seed, worker, resumes)

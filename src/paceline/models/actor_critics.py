@@ -54,6 +54,10 @@ class GaussianActor(SquashedHead):
         super().__init__(actions)
         self.num_outputs = 2 * actions
 
+    def describe(self, out: Floats) -> dict[str, list[Floats]]:
+        mean, log_std = out[: self.actions], np.clip(out[self.actions :], MIN_LOG_STD, MAX_LOG_STD)
+        return {"mean": [mean.T.copy()], "std": [np.exp(log_std).T]}
+
     def explore(self, out: Floats, noise: Floats) -> Array:
         mean, log_std = out[: self.actions], np.clip(out[self.actions :], MIN_LOG_STD, MAX_LOG_STD)
         action: Array = np.tanh((mean + np.exp(log_std) * noise.T).T)

@@ -34,6 +34,10 @@ class Head(ABC):
     def mode(self, out: Floats) -> Array:
         """The most likely actions `[B, k]`."""
 
+    def describe(self, out: Floats) -> dict[str, list[Floats]]:
+        """What the policy thinks of its actions, by name: for each choice, or for all numbers, `[N, k]`."""
+        return {}
+
 
 class DistributionHead(Head):
     """One whose probabilities a loss needs."""
@@ -73,6 +77,10 @@ class CategoricalHead(DistributionHead):
 
     def mode(self, out: Floats) -> Array:
         return np.stack([out[part].argmax(0) for part in self._parts], axis=1)
+
+    def describe(self, out: Floats) -> dict[str, list[Floats]]:
+        powers = [np.exp(out[part] - out[part].max(axis=0)) for part in self._parts]
+        return {"probabilities": [(power / power.sum(axis=0)).T for power in powers]}
 
     def evaluate(self, out: Floats, action: Array) -> tuple[Floats, Floats]:
         rows = np.arange(out.shape[1])
@@ -121,6 +129,9 @@ class GaussianHead(DistributionHead):
     def mode(self, out: Floats) -> Array:
         return out.T.copy()
 
+    def describe(self, out: Floats) -> dict[str, list[Floats]]:
+        return {"mean": [out.T.copy()], "std": [np.broadcast_to(np.exp(self.log_std), out.T.shape).copy()]}
+
     def evaluate(self, out: Floats, action: Array) -> tuple[Floats, Floats]:
         self._inverse_std = np.exp(-self.log_std)[:, None]
         self._z = (action.T - out) * self._inverse_std
@@ -164,6 +175,9 @@ class MixedHead(DistributionHead):
     def mode(self, out: Floats) -> Array:
         k = self._outputs
         return np.concatenate([self.choices.mode(out[:k]).astype(np.float32), self.numbers.mode(out[k:])], axis=1)
+
+    def describe(self, out: Floats) -> dict[str, list[Floats]]:
+        return self.choices.describe(out[: self._outputs]) | self.numbers.describe(out[self._outputs :])
 
     def evaluate(self, out: Floats, action: Array) -> tuple[Floats, Floats]:
         chosen = self.choices.evaluate(out[: self._outputs], action[:, : self._columns].astype(np.int64))

@@ -65,6 +65,9 @@ class EpsilonGreedy(DistributionHead):
         chosen: Array = (upto > rank[:, None]).argmax(axis=1)
         return chosen
 
+    def describe(self, out: Floats) -> dict[str, list[Floats]]:
+        return {"action_values": [out.T.copy()]}
+
     def mode(self, out: Floats) -> Array:
         action: Array = out.argmax(axis=0)[:, None]
         return action

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.bench.suite import known_range
 from paceline.config import UserError
 from paceline.results.comparison import Comparison, GroupResult, compare
-from paceline.results.discovery import unreadable_folders
+from paceline.results.discovery import Runs, paths_of, unreadable_folders
 from paceline.results.groups import RunGroup, differences, group
 from paceline.results.run_series import AXES, EVALUATION, RETURN
 from paceline.results.runs import RunData, load_runs, problems_of
@@ -23,6 +23,41 @@ from paceline.run.directory import write_json, write_text
 MIXED_KEYS = ("algo", "engine", "nodes", "workers")
 """Grouping keys for several tasks, whose other settings differ anyway."""
 Ranges = dict[str, tuple[float, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedRuns:
+    """Printed, or shown in a notebook, it is a page with tables; `result` has the numbers."""
+
+    result: Comparison
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_markdown_(self) -> str:
+        return self.text
+
+
+def compare_runs(
+    runs: Runs,
+    *,
+    by: Sequence[str] | None = None,
+    at: str = "steps",
+    metric: str = RETURN,
+    threshold: float | None = None,
+    mixed: bool = False,
+    ranges: Sequence[str] = (),
+) -> ComparedRuns:
+    """Group runs, or the runs in folders, that differ only in their seed, and compare the groups. `by`: group by these
+    settings. `at`: steps or time. `metric`: return, eval, or one in `metrics.jsonl`. `threshold`: the return that
+    counts as solved. `mixed`: over several environments, by normalised scores, with `ranges` such as `Env-v0=0,100`."""
+    folders = paths_of(runs)
+    loaded = load_runs(folders)
+    groups = group(loaded, by or (MIXED_KEYS if mixed else None))
+    scales = _ranges_by_task(loaded, ranges) if mixed else None
+    result = compare(groups, at=at, metric=metric, threshold=threshold, ranges=scales)
+    return ComparedRuns(result, page(result, groups, loaded, scales, unreadable_folders(folders)))
 
 
 def run_compare(
@@ -37,12 +72,8 @@ def run_compare(
     out: str | None = None,
 ) -> int:
     """Print the tables; with `out` also write `compare.md`, `.json`, `.csv` and `.png` into that folder."""
-    folders = [Path(path) for path in paths]
-    runs = load_runs(folders)
-    groups = group(runs, by or (MIXED_KEYS if mixed else None))
-    scales = _ranges_by_task(runs, ranges) if mixed else None
-    result = compare(groups, at=at, metric=metric, threshold=threshold, ranges=scales)
-    text = page(result, groups, runs, scales, unreadable_folders(folders))
+    compared = compare_runs(paths, by=by, at=at, metric=metric, threshold=threshold, mixed=mixed, ranges=ranges)
+    result, text = compared.result, compared.text
     print(text)
     if out is not None:
         words = [*paths, "--at", at, "--metric", metric, *(["--by", ",".join(by)] if by else [])]

@@ -18,7 +18,7 @@ from paceline.report import assets, markdown, origins, sections
 from paceline.report.blocks import Chart, ChartPair, Page, PageSection, Tile
 from paceline.report.task_results import TaskResults, short_names, task_results
 from paceline.results.comparison import FEW_RUNS, Comparison
-from paceline.results.discovery import bench_commands, unreadable_folders
+from paceline.results.discovery import Runs, bench_commands, paths_of, unreadable_folders
 from paceline.results.estimates import Estimate
 from paceline.results.groups import RunGroup, group
 from paceline.results.run_files import FAILED, FINISHED, Tree
@@ -62,6 +62,20 @@ def write_report(
     except OSError as error:
         raise UserError(f"--out {target}: cannot be written ({error.strerror}); choose another path") from None
     return target
+
+
+def report(
+    runs: Runs,
+    out: str | Path = "report.html",
+    *,
+    title: str | None = None,
+    timelines: Sequence[Path] = (),
+) -> Path:
+    """Write one self-contained page about runs or folders of runs, as HTML or, if `out` ends in .md, as Markdown.
+    Returns its path. `timelines`: folders of `paceline launch --log`."""
+    written = write_report(paths_of(runs), str(out), title=title, timelines=timelines)
+    assert written is not None
+    return written
 
 
 def build(

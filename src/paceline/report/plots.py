@@ -22,7 +22,7 @@ from paceline.report.figure_style import (
     new_figure,
     short_number,
 )
-from paceline.results.discovery import find_runs
+from paceline.results.discovery import Runs, find_runs, paths_of
 from paceline.results.json_lines import Row, read_rows
 from paceline.results.run_files import Floats, number_of
 from paceline.results.runs import read_config, solved_return
@@ -51,6 +51,16 @@ def plot_runs(runs: list[Path], output: Path, smooth: int = 1) -> Path:
     suffix = output.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
         raise UserError(f"-o {output}: a figure ends in .png, .svg or .pdf")
+    figure = draw_runs(runs, smooth)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(output, format=suffix, dpi=150)
+    except OSError as error:
+        raise UserError(f"-o {output}: cannot be written ({error.strerror}); choose another path") from None
+    return output
+
+
+def draw_runs(runs: list[Path], smooth: int = 1) -> Figure:
     if smooth < 1:
         raise UserError(f"--smooth {smooth}: at least 1 (no smoothing)")
     if not runs:
@@ -62,13 +72,14 @@ def plot_runs(runs: list[Path], output: Path, smooth: int = 1) -> Path:
     except ImportError:
         raise UserError(NO_MATPLOTLIB) from None
     with matplotlib.rc_context(STYLE):
-        figure = _draw(curves, smooth)
-        try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(output, format=suffix, dpi=150)
-        except OSError as error:
-            raise UserError(f"-o {output}: cannot be written ({error.strerror}); choose another path") from None
-    return output
+        return _draw(curves, smooth)
+
+
+def plot(runs: Runs, output: str | Path | None = None, *, smooth: int = 1) -> Any:
+    """Draw the return, losses, entropy and speed of runs. Returns a matplotlib figure; with `output` (.png, .svg or
+    .pdf), the path that it was written to. `smooth`: moving average over this many rows."""
+    paths = paths_of(runs)
+    return draw_runs(paths, smooth) if output is None else plot_runs(paths, Path(output), smooth)
 
 
 def moving_average(y: npt.ArrayLike, rows: int) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,14 @@ BENCH_FILES = ("suite.json", "scaling.json")
 """They name the planned runs, including those that failed before they had a directory."""
 MAX_DEPTH = 5
 MAX_OTHER_FOLDERS = 10_000
+
+
+Runs = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+"""Runs or folders of runs: one, or several."""
+
+
+def paths_of(runs: Runs) -> list[Path]:
+    return [Path(one) for one in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

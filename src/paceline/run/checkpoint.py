@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import zipfile
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from safetensors.numpy import load as arrays_from_bytes
 from safetensors.numpy import save as arrays_to_bytes
 
 from paceline.config import UserError, parse_count
-from paceline.run.directory import RunDirectory
+from paceline.run.directory import RunDirectory, replacing
 
 FORMAT = 1
 _ARRAYS, _STATE = "arrays.safetensors", "state.json"
@@ -47,16 +48,7 @@ def save(
     folder = run.checkpoints_path
     target = folder / f"step-{step}"
     temporary = folder / f"{_TEMPORARY}{target.name}"
-    # safetensors writes memory as it is, so a transposed array would be scrambled. `ascontiguousarray` would turn a
-    # scalar into a vector.
-    content = arrays_to_bytes({name: np.asarray(array, order="C") for name, array in arrays.items()})
-    record = {
-        "format": FORMAT,
-        "arrays": {"bytes": len(content), "crc32": zlib.crc32(content)},
-        "state_crc32": zlib.crc32(_canonical(state)),
-        "state": state,
-    }
-    text = json.dumps(record, indent=1, default=_unknown).encode()
+    content, text = _encode(arrays, state)
     try:
         folder.mkdir(exist_ok=True)
         _sweep(folder)
@@ -83,13 +75,38 @@ def save(
     return target
 
 
+def save_file(path: Path, arrays: dict[str, np.ndarray], state: dict[str, Any], extra: dict[str, bytes]) -> None:
+    """Write a checkpoint as one file, with further files in it."""
+    content, text = _encode(arrays, state)
+    try:
+        with replacing(path, binary=True) as file, zipfile.ZipFile(file, "w") as archive:
+            for name, data in {_ARRAYS: content, _STATE: text, **extra}.items():
+                archive.writestr(name, data)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _encode(arrays: dict[str, np.ndarray], state: dict[str, Any]) -> tuple[bytes, bytes]:
+    # safetensors writes memory as it is, so a transposed array would be scrambled. `ascontiguousarray` would turn a
+    # scalar into a vector.
+    content = arrays_to_bytes({name: np.asarray(array, order="C") for name, array in arrays.items()})
+    record = {
+        "format": FORMAT,
+        "arrays": {"bytes": len(content), "crc32": zlib.crc32(content)},
+        "state_crc32": zlib.crc32(_canonical(state)),
+        "state": state,
+    }
+    return content, json.dumps(record, indent=1, default=_unknown).encode()
+
+
 def load(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays and the state of a checkpoint, verified by their checksums."""
     path = Path(path)
     try:
         return _read(path)
     except _Damaged as reason:
-        raise UserError(f"checkpoint {path} cannot be loaded: {reason}; {_advice(path)}") from None
+        advice = "" if path.is_file() else f"; {_advice(path)}"
+        raise UserError(f"checkpoint {path} cannot be loaded: {reason}{advice}") from None
 
 
 def load_newest(run_path: str | Path) -> tuple[Path, dict[str, np.ndarray], dict[str, Any]]:
@@ -111,13 +128,13 @@ def can_only_start_again(run_path: Path) -> bool:
     return False
 
 
-def find(target: str | Path, which: str | int | None = None) -> Path:
+def find(target: str | os.PathLike[str], which: str | int | None = None) -> Path:
     """The checkpoint of a run by name: `best`, `last`, a step, or None for best if there is one, else last.
 
-    `target` may also be a checkpoint.
+    `target` may also be a checkpoint, or a file that `agent.save` has written.
     """
     path = Path(target).expanduser()
-    if (path / _STATE).exists():
+    if (path / _STATE).exists() or zipfile.is_zipfile(path):
         if which is not None:
             raise UserError(f"{path} is already a checkpoint: give its run to choose {which!r}, or leave that out")
         return path
@@ -154,7 +171,12 @@ def available(run_path: str | Path) -> list[int]:
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
-        text, content = (path / _STATE).read_bytes(), (path / _ARRAYS).read_bytes()
+        place = zipfile.Path(path) if path.is_file() else path
+        if path.is_file() and not (place / _STATE).exists():
+            raise zipfile.BadZipFile
+        text, content = (place / _STATE).read_bytes(), (place / _ARRAYS).read_bytes()
+    except zipfile.BadZipFile:
+        raise _Damaged("it is not a file that agent.save has written") from None
     except FileNotFoundError as error:
         raise _Damaged(f"{Path(error.filename).name} is missing" if path.is_dir() else "it does not exist") from None
     except OSError as error:

@@ -126,8 +126,9 @@ EVAL_METRICS: dict[str, Metric] = {
     ),
 }
 
-PREFIXES = ("env/", "policy/")
-"""Of metrics that have no fixed names: those of environments, and `policy/NAME/METRIC` of one of several policies."""
+PREFIXES = ("env/", "policy/", "callback/")
+"""Of metrics that have no fixed names: those of environments and callbacks, and `policy/NAME/METRIC` of one of several
+policies."""
 MAX_ROWS = 50_000
 """Beyond this number of iterations the files keep every second row, then every fourth, and so on."""
 _encode = json.JSONEncoder(allow_nan=False).encode

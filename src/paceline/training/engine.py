@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,11 @@ class Engine(ABC):
         """For another thread, while `iterate` runs and before the process ends: the state from before the iteration,
         without environments. The iteration has what was learned from by then, if anything. None: not known."""
         return None
+
+    @abstractmethod
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """From the next iteration on, use other settings of the algorithm and other attributes of the training
+        environments (`env.NAME`), also in processes that start later."""
 
     @abstractmethod
     def usage(self) -> Usage:

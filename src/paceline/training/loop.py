@@ -12,8 +12,9 @@ import shlex
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,18 +29,17 @@ from paceline.run.directory import RunDirectory
 from paceline.run.metrics import MetricsWriter, metrics_of
 from paceline.run.state_tree import pack
 from paceline.stats import summarize
+from paceline.training.callbacks import Callback, Steering
 from paceline.training.clock import Clock
 from paceline.training.engine import Engine, Iteration, Levels, TrainingError
 from paceline.training.memory import is_out_of_memory, out_of_memory
 from paceline.training.pauses import evaluation_due, pause_expected, save_due
+from paceline.training.run_summary import WINDOW, summarize_run
 from paceline.training.schedule import Schedule, describe_move
 from paceline.training.signals import STOPPED_EARLY, StopSignals
 from paceline.training.stopping import Counters, Deadline, Outcome, Stopping
 from paceline.training.usage import UsageMeter
 from paceline.training.watchdog import Watchdog, grace_seconds
-from paceline.verdict import Verdict, verdict
-
-WINDOW = 100  # episodes in the reported return
 
 OnIteration = Callable[["Loop"], str | None]
 """Called after each iteration but the last. A returned text is the reason to stop, resumably."""
@@ -54,9 +54,11 @@ class Loop:
         console: Console,
         began: float,
         on_iteration: OnIteration | None = None,
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         self.config, self.engine, self.run_directory, self.console = config, engine, run, console
         self.on_iteration = on_iteration
+        self.steering = Steering(callbacks, self)
         self.counters = Counters()
         self.stopping = Stopping(config.stop)
         self.schedule = Schedule(config.stop)
@@ -90,6 +92,8 @@ class Loop:
             try:
                 return self._run(signals, writer)
             except BaseException as error:
+                if self.steering.failed_in not in ("", "on_checkpoint"):
+                    self.save("failed")
                 failure = self.engine.failure() if isinstance(error, Exception) else None
                 cause = error if failure is None else TrainingError(failure)
                 with suppress(OSError):  # the disk may be what failed
@@ -103,6 +107,7 @@ class Loop:
     def _run(self, signals: StopSignals, writer: MetricsWriter) -> Outcome:
         self.clock.ready()
         self.usage.begin()
+        self.steering.tell("on_start")
         if self.resumes == 0:
             self.save()  # from here on the run can be resumed
         status, reason = "done", self._done_reason(writer)
@@ -122,6 +127,7 @@ class Loop:
                 self.save()
         self._sample(force=True)
         self.save(status)
+        self.steering.tell("on_end", reason)
         with self._guard:
             self._ended = True
             self._write_status(status, reason)
@@ -131,7 +137,7 @@ class Loop:
         began, clock = time.perf_counter(), self.clock
         self.schedule.remaining = self.schedule.next(self.counters, clock.train_seconds)
         unsaved_seconds = time.perf_counter() - self._saved_at
-        self.engine.rests_next = pause_expected(
+        self.engine.rests_next = bool(self.steering.members) or pause_expected(
             self.config, self.counters, self.stopping, clock.train_seconds, unsaved_seconds
         )
         self._iterating = True
@@ -156,7 +162,13 @@ class Loop:
             self.console.note(note)
             self.run_directory.log(f"iteration {self.counters.iteration}: {note}")
         done.check_finite(self.counters.iteration, self.config.env.id)
-        writer.write(self.row)
+        try:
+            for episode in done.episodes:
+                self.steering.tell("on_episode", episode)
+            self.steering.tell("on_iteration", self.row)
+        finally:
+            self.row |= self.steering.logged
+            writer.write(self.row)
         progress = self.stopping.progress(self.counters, clock.train_seconds)
         eta = clock.train_seconds * (1 - progress) / progress if progress else None
         self.console.iteration(self.row, progress, eta)
@@ -203,6 +215,8 @@ class Loop:
         def confirm(episodes: int) -> float:
             return float(self._evaluate(writer, episodes)["return_mean"])
 
+        if self.steering.stop_reason is not None:
+            return self.steering.stop_reason
         returns = [episode.total for episode in self.recent]
         return self.stopping.reason(self.counters, self.clock.train_seconds, self.row, returns, confirm)
 
@@ -230,6 +244,7 @@ class Loop:
         row["eval_seconds"] = seconds
         writer.write_eval(row)
         self.console.evaluation(row)
+        self.steering.tell("on_evaluation", row)
         if self.best_return is None or row["return_mean"] > self.best_return:
             self.best_return = row["return_mean"]
             self.save(best=True)
@@ -241,17 +256,19 @@ class Loop:
         began = time.perf_counter()
         with self._guard:
             with self.clock.measure("save"):
-                self._write_checkpoint(self.engine.state(), best=best)
+                path = self._write_checkpoint(self.engine.state(), best=best)
                 self._saved_at = time.perf_counter()
             self.run_directory.write_summary(self.summary(status))
         self._save_seconds = time.perf_counter() - began
+        self.steering.tell("on_checkpoint", path)
 
-    def _write_checkpoint(self, engine_state: dict[str, Any], *, best: bool = False) -> None:
+    def _write_checkpoint(self, engine_state: dict[str, Any], *, best: bool = False) -> Path:
         arrays, tree = pack({"engine": engine_state, "loop": self._state()})
         tree["config"] = to_tree(self.config)
         steps, keep = self.counters.env_steps, self.config.checkpoint.keep
-        checkpoint.save(self.run_directory, steps, arrays, tree, keep=keep, best=best)
+        path = checkpoint.save(self.run_directory, steps, arrays, tree, keep=keep, best=best)
         self._saved_steps = steps
+        return path
 
     def _end_now(self, reason: str) -> None:
         """In the watchdog's thread: save what there is and end the process, since the main thread does not in time."""
@@ -299,6 +316,7 @@ class Loop:
             "schedule": self.schedule.state(),
             "resumes": self.resumes,
             "time": self.clock.split(),
+            "callbacks": self.steering.state(),
             **self.usage.state(),
         }
 
@@ -319,7 +337,9 @@ class Loop:
         self.usage.restore(loop)
         seconds = sum(loop["time"].values()) - loop["time"]["start"]
         moved = self.schedule.restore(loop.get("schedule"), saved, self.counters, seconds, keep=keep_schedule)
-        return self.engine.start(state["engine"]), describe_move(self.config, *moved) if moved else []
+        lines = describe_move(self.config, *moved) if moved else []
+        lines += self.steering.restore(loop.get("callbacks", {"names": [], "changes": {}}))
+        return self.engine.start(state["engine"]), lines
 
     # -- reporting --------------------------------------------------------------------------------------------------
 
@@ -340,59 +360,5 @@ class Loop:
             if state != "running" or self.engine.failure() is None:
                 self.run_directory.write_status(state=state, reason=reason, **counted, resumes=self.resumes)
 
-    def verdict(self) -> Verdict:
-        """What has limited the speed of the run so far."""
-        engine, clock = self.engine, self.clock
-        training = max(clock.train_seconds, 1e-9)
-        return verdict(
-            clock.split(),
-            engine.actor_time_split(),
-            algo=self.config.algo,
-            workers=engine.workers,
-            nodes=engine.nodes,
-            cpu_share=self.usage.cpu_seconds / training / engine.cores,
-            cores=engine.cores,
-            straggling=engine.straggling_seconds / training,
-            stepping=self.usage.stepping,
-            other_share=self.usage.other_share,
-            device=engine.device,
-            overlap=self.config.engine.overlap,
-            share=engine.name != "rllib",
-        )
-
     def summary(self, status: str) -> dict[str, Any]:
-        counters, config, wall = self.counters, self.config, self.clock.wall_seconds
-        split = self.clock.split(wall)
-        training, stepping = wall - split["start"], self.usage.stepping
-        recent = statistics(list(self.recent)[-WINDOW:])
-        return {
-            "status": status,
-            "algo": config.algorithm_name,
-            "env": config.env.id,
-            "engine": self.engine.name,
-            "workers": self.engine.workers,
-            "threads": self.engine.threads,
-            "device": self.engine.device,
-            "seed": config.seed,
-            "env_steps": counters.env_steps,
-            "iterations": counters.iteration,
-            "episodes": counters.episodes,
-            "env_restarts": counters.env_restarts,
-            "optimizer_steps": self.engine.optimizer_steps,
-            "parameters": self.engine.parameters,
-            "wall_seconds": wall,
-            "train_seconds": training,
-            "steps_per_second": counters.env_steps / training if counters.env_steps else None,
-            "time_split": split,
-            **{name: recent.get(name) for name in ("return_episodes", "return_mean", "return_std", "length_mean")},
-            **team_row(counters.agent_steps, list(self.recent)[-WINDOW:]),
-            "best_return": self.best_return,
-            "peak_memory_bytes": self.usage.peak_memory,
-            "cpu_percent": 100.0 * self.usage.cpu_seconds / training if training > 0 else None,
-            "other_cpu_percent": self.usage.other_cpu_percent,
-            "stepping_cpu_seconds": stepping.cpu_seconds if stepping else None,
-            "waited_seconds": stepping.waited_seconds if stepping else None,
-            "resumed": self.resumes,
-            **self.engine.accounts(),
-            "verdict": self.verdict().text,
-        }
+        return summarize_run(self, status)

@@ -21,7 +21,7 @@ from ray import tune
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from paceline import machine
-from paceline.code_bundle import CodeBundle, pack
+from paceline.code_bundle import pack
 from paceline.config import RunConfig, UserError
 from paceline.config.resolve import resolve_tree, to_tree
 from paceline.engines.ray.ray_cluster import RayCluster
@@ -140,7 +140,7 @@ def _run(
             if cluster.cpus < threads:
                 raise UserError(f"engine.threads={threads}: the Ray cluster at {cluster.address} has {cluster.cpus:g}")
             store = _start_store(cluster, sweep, token)
-            bundle = CodeBundle() if is_own else pack(to_tree(config))
+            bundle = pack(to_tree(config), files_too=not is_own)
             context = TrialContext(sweep, token, bundle, threads, gpus, store, sys.argv)
             progress.connected(cluster, places)
             stopper = SweepStopper(signals, until)

@@ -18,7 +18,11 @@ class IMPALAAccelerator:
     def __init__(self, algorithm: IMPALA) -> None:
         self.algorithm, self.policy = algorithm, algorithm.policy
         self.head: DistributionHead = algorithm.policy.head
-        self.hyper = algorithm.hyper
+
+    @property
+    def hyper(self) -> Any:
+        """A callback may change them."""
+        return self.algorithm.hyper
 
     def gradients(self, rows: Trajectories, x: Any) -> Metrics:
         """The gradient of the loss into the policy's flat gradient; returns the statistics."""

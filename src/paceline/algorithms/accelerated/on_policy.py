@@ -18,7 +18,11 @@ class OnPolicyAccelerator(ABC):
     def __init__(self, algorithm: OnPolicy) -> None:
         self.algorithm, self.policy = algorithm, algorithm.policy
         self.head: DistributionHead = algorithm.policy.head
-        self.hyper: Any = algorithm.hyper
+
+    @property
+    def hyper(self) -> Any:
+        """A callback may change them."""
+        return self.algorithm.hyper
 
     def gradients(self, rows: Rows, weight: float, *, measure: bool = True) -> dict[str, float]:
         """The gradient of the loss into the policy's flat gradient; returns the statistics."""

@@ -46,6 +46,8 @@ class WorkerSpec:
     log: str | None = None  # file for its output
     scratch_dir: str | None = None  # for a learner's data that does not fit in memory
     spaces: dict[str, Any] | None = None  # for a learner
+    changes: dict[str, Any] = field(default_factory=dict)
+    """What callbacks have changed so far."""
 
 
 @dataclass(frozen=True)

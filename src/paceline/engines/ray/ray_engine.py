@@ -5,14 +5,14 @@ from __future__ import annotations
 import platform
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
 
 from paceline import machine
-from paceline.code_bundle import CodeBundle, pack
+from paceline.code_bundle import pack
 from paceline.config import RunConfig, UserError
 from paceline.config.resolve import to_tree
 from paceline.engines.ray.messages import WorkerInfo, WorkerSpec, installed_versions, role
@@ -50,7 +50,8 @@ class RayEngine(Engine):
             check_memory(self.workers, machine.memory_limit_bytes())
             self.cluster = RayCluster(engine, self.workers + learners)
         self._cores_each = max(1, self.cores // (self.workers + learners))
-        self._code_bundle = CodeBundle() if self.cluster.is_own else pack(to_tree(config))
+        self._code_bundle = pack(to_tree(config), files_too=not self.cluster.is_own)
+        self._changes: dict[str, Any] = {}
         self._log_folder: Path | None = None
         self._scratch_dir: Path | None = None
         self.pools: list[WorkerPool] = []
@@ -103,6 +104,7 @@ class RayEngine(Engine):
             log=str(self._log_path(slot)) if self._log_folder is not None else None,
             scratch_dir=str(self._scratch_dir) if self._scratch_dir is not None else None,
             spaces=spaces,
+            changes=self._changes,
         )
 
     def _check_versions(self) -> None:
@@ -145,6 +147,11 @@ class RayEngine(Engine):
 
     def _describe_schedule(self) -> list[str]:
         return []
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        self._changes = {**self._changes, **changes}
+        for pool in self.pools:
+            pool.call({worker: worker.actor.change.remote(dict(changes)) for worker in pool.workers})
 
     def log_to(self, folder: Path) -> None:
         self._log_folder = folder.resolve()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.config import RunConfig
@@ -68,6 +69,12 @@ class RaySyncEngine(RayEngine):
         return f"an iteration has {share:.0%} of its rows"
 
     # -- starting, saving, evaluating -------------------------------------------------------------------------------
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """With a learning rate that grows with the workers, as that of the settings does."""
+        key = f"{self.config.algorithm_name}.learning_rate"
+        factor = self.worker_config.hyper.learning_rate / self.config.hyper.learning_rate
+        super().change({name: value * factor if name == key else value for name, value in changes.items()})
 
     def load_policy(self, arrays: dict[str, Any]) -> None:
         self.group.load_policy(arrays)

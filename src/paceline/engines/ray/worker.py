@@ -39,8 +39,7 @@ class Worker:
         self._weights_version, self._is_acting, self._rollout_ended = -1, False, 0.0
         self._told: list[str] = []  # notes about the environments
         self._sample_at = 0.0
-        self._usage = machine.Usage()
-        self._start_usage = machine.Usage()  # imports and set-up, no part of the training
+        self._usage, self._start_usage = machine.Usage(), machine.Usage()  # the latter: imports and set-up
 
     # -- set-up -----------------------------------------------------------------------------------------------------
 
@@ -81,6 +80,7 @@ class Worker:
             in_worker=True,
         )
         self._algorithm, self._collector = parts.algorithm, parts.collector
+        parts.change(spec.changes)
         if spec.scratch_dir is not None:
             self.set_scratch_dir(spec.scratch_dir, spec.driver_host)
         self._told = parts.notes()
@@ -103,6 +103,9 @@ class Worker:
         """Write all output to a file in the run directory, if that is on this host."""
         if driver_host == platform.node():
             _redirect_output(Path(path))
+
+    def change(self, changes: dict[str, Any]) -> None:
+        self._parts.change(changes)
 
     def set_scratch_dir(self, path: str, driver_host: str) -> None:
         """Use a folder in the run directory if that is on this host, else one that is removed with Ray."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from paceline import machine
-from paceline.code_bundle import CodeBundle, pack, uninstall
+from paceline.code_bundle import pack, uninstall
 from paceline.config import RunConfig, UserError
 from paceline.config.resolve import to_tree
 from paceline.engines.actor_learner import random_seeds
@@ -90,7 +90,7 @@ class RllibEngine(Engine):
             seed = config.seed
             if resumes:  # do not repeat the first episodes
                 seed = int(np.random.SeedSequence((seed, resumes)).generate_state(1)[0]) % 2**31
-            self._code_bundle = CodeBundle() if self.cluster.is_own else pack(to_tree(config))
+            self._code_bundle = pack(to_tree(config), files_too=not self.cluster.is_own)
             settings = rllib_settings.settings_of(config, runners, seed=seed, gpu=gpu)
             self._algorithm = build(configure(config, settings, self._modules, self._code_bundle))
             if config.multi_agent.frozen:
@@ -194,6 +194,9 @@ class RllibEngine(Engine):
         return restored(False, lost)
 
     # -- interface of the loop --------------------------------------------------------------------------------------
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        raise UserError(f"{next(iter(changes))} cannot change while RLlib trains: leave engine.name=rllib out")
 
     def iterate(self, remaining: float, clock: Clock) -> Iteration:
         before, began, limit = dict(self._seconds), time.perf_counter(), self.config.engine.start_timeout_seconds
