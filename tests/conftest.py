@@ -26,9 +26,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the bac
 ONE_BY_ONE = {"test_ray_engine", "test_rllib_engine", "test_process_group", "test_launcher", "test_supervisor",
               "test_processes"}  # fmt: skip
 """Files whose tests look for what is left on the machine: not at the same time."""
-SLOW = ["test_ray_engine", "test_docs", "test_fuzz", "test_sweep", "test_loop", "test_runner", "test_learning",
-        "test_own_algorithms", "test_resume", "test_scaling", "test_contract", "test_scores",
-        "test_slurm", "test_training", "test_batch", "test_oar", "test_ssh_cluster"]  # fmt: skip
+SLOW = ["test_faults", "test_ray_dies", "test_ray_engine", "test_docs", "test_fuzz", "test_sweep", "test_loop",
+        "test_runner", "test_learning", "test_own_algorithms", "test_resume", "test_scaling", "test_contract",
+        "test_scores", "test_slurm", "test_training", "test_batch", "test_oar", "test_ssh_cluster"]  # fmt: skip
 """Files that take longest. They go first, so that no process ends with one of them while the others have finished."""
 DEBIAN_PACKAGES = {
     "chromium": "chromium",
