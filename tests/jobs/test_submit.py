@@ -56,6 +56,15 @@ def test_what_can_never_run_is_refused(reason: str, home: Path, cli: Cli) -> Non
     assert called(home, "scancel") == ["scancel 17"] and not folders(home)
 
 
+@pytest.mark.parametrize("seeds", [[], ["--seeds", "0-3"]])
+def test_what_the_scheduler_refuses_leaves_no_folder(seeds: list[str], home: Path, cli: Cli) -> None:
+    tool(home, "sbatch", "exit 1")
+    assert cli("submit", "--on", "slurm", *seeds, "--", "true").code == 2 and not (home / "data").exists()
+    (home / "data").mkdir()
+    assert cli("submit", "--on", "slurm", *seeds, "--", "true").code == 2
+    assert (home / "data").exists() and not [*(home / "data").iterdir()]
+
+
 def test_what_only_waits_is_submitted(home: Path, cli: Cli) -> None:
     """SLURM knows the reason a moment later."""
     answers = "17|PENDING|None||N/A|x 17|PENDING|Priority||N/A|x"

@@ -118,8 +118,8 @@ def submit(
 def enqueue(submission: Submission) -> JobRecord:
     """Write the script, submit it and record the job; where that fails, nothing is left behind."""
     scheduler, after = submission.scheduler, submission.job.after
-    script = submission.write()
     with _removed_on_failure([submission]):
+        script = submission.write()
         number = scheduler.job_id(call(scheduler.submit_argv(script, after)))
         record = job_record.submitted(submission.record, number)
         check_can_start(scheduler, number, number)
@@ -146,11 +146,17 @@ def enqueue_array(submissions: Sequence[Submission], text: str) -> list[JobRecor
 
 @contextlib.contextmanager
 def _removed_on_failure(submissions: Sequence[Submission]) -> Iterator[None]:
+    """Remove the folders of the jobs, and the folders above them that did not exist, if the jobs are not submitted."""
+    home = job_record.home()
+    missing = [folder for folder in (home, *home.parents) if not folder.exists()]
     try:
         yield
     except UserError:
         for each in submissions:
             shutil.rmtree(each.paths.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another command may use them by now
+            for folder in missing:
+                folder.rmdir()
         raise
 
 

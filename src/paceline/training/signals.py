@@ -7,6 +7,7 @@ once.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -19,6 +20,7 @@ from typing import Any, NoReturn, Self
 
 STOPPED_EARLY = 99
 BURST_SECONDS = 3.0
+AGAIN_SECONDS = 0.01
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -50,12 +52,12 @@ class EndingSignals(ABC):
         now = time.monotonic()
         if self.received is None:
             self.received, self._first = signal.Signals(number).name, (number, now)
-            self.first(number)
+            self.first(number, frame)
         elif number == self._first[0] == signal.SIGINT or now - self._first[1] > BURST_SECONDS:
             self.again(number)
 
     @abstractmethod
-    def first(self, number: int) -> None: ...
+    def first(self, number: int, frame: FrameType | None) -> None: ...
 
     @abstractmethod
     def again(self, number: int) -> NoReturn: ...
@@ -67,9 +69,15 @@ class StartSignals(EndingSignals):
     begun = False
     """Whether a run has begun. From then on, and while it closes what it used, signals no longer raise."""
 
-    def first(self, number: int) -> None:
-        if not self.begun:
-            raise Interrupted(self.received)
+    def first(self, number: int, frame: FrameType | None) -> None:
+        if self.begun:
+            return
+        if frame is not None and frame.f_code.co_filename == logging.__file__:
+            # An exception here would leave logging's lock locked, and be ignored where Python forks. Try again soon.
+            self.received = None
+            threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+            return
+        raise Interrupted(self.received)
 
     def again(self, number: int) -> NoReturn:
         os._exit(STOPPED_EARLY if self.begun else self.exit_code)
@@ -107,7 +115,7 @@ class StopSignals(EndingSignals):
         if starting is not None and starting.received is None:
             starting.received, starting._first = self.received, self._first
 
-    def first(self, number: int) -> None:
+    def first(self, number: int, frame: FrameType | None) -> None:
         _say(f"\n{self.received}: saving after this iteration; a second Ctrl-C or a later signal stops at once\n")
 
     def again(self, number: int) -> NoReturn:
@@ -120,7 +128,9 @@ class StopSignals(EndingSignals):
 
 def run_begins() -> StartSignals | None:
     """From now on a signal no longer raises: `StopSignals` will see it, and the run saves before it ends."""
-    if (starting := _starting()) is not None:
+    if (starting := _starting()) is not None and not starting.begun:
+        if starting.received is not None:  # a library ignored the exception
+            raise Interrupted(starting.received)
         starting.begun = True
     return starting
 
