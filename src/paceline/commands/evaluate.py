@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated, Any, Literal
 
 from paceline.commands.flags import Argument, Flag, Verb
@@ -47,5 +49,6 @@ class EvaluateVerb(Verb):
             raise UserError("--levels both: a video shows either train or test levels; choose one")
         episodes = 1 if self.episodes is None else self.episodes
         path, mean = record_video(self.target, self.video, episodes=episodes, levels=self.levels, **options)
-        print(f"return {mean:.2f}" + (f", video in {path}" if path else ""))
+        drawn = f", rendered with MUJOCO_GL={os.environ.get('MUJOCO_GL', 'glfw')}" if "mujoco" in sys.modules else ""
+        print(f"return {mean:.2f}" + (f", video in {path}{drawn}" if path else ""))
         return 0
