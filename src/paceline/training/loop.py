@@ -125,7 +125,7 @@ class Loop:
         with self._guard:
             self._ended = True
             self._write_status(status, reason)
-        return Outcome(status, reason, self.run_directory.path)
+        return Outcome(status, reason, self.run_directory.path, status == "done" and self.stopping.goal_missed)
 
     def _iterate(self, writer: MetricsWriter) -> None:
         began, clock = time.perf_counter(), self.clock
