@@ -54,8 +54,8 @@ FOOT = f"""
 
 `paceline bench suite` trains and evaluates games × algorithms × seeds as ordinary runs. Existing runs are kept, so
 the same command continues an interrupted suite, or adds seeds or games to a finished one. `--retry` repeats failed runs
-(see `paceline bench suite --help`). A suite is a short YAML file: `procgen-easy`, `classic`, `atari-small`, or your
-own. Its tables are in `suite.md`, the figures in `suite.json`.
+(see `paceline bench suite --help`). A suite is a short YAML file: `procgen-easy`, `classic`, `atari-small`, `mujoco`,
+or your own. Its tables are in `suite.md`, the figures in `suite.json`.
 
 {NOT_RUN}paceline bench suite --suite classic --algos ppo,a2c --seeds 3
 paceline bench suite --suite procgen-easy --algos ppo,impala --seeds 3 --games coinrun,starpilot

@@ -14,8 +14,11 @@ import pytest
 import paceline
 from paceline.envs import catalog
 from paceline.evaluate import evaluate, use_offscreen_mujoco
+from paceline.results.run_files import is_own_evaluation
 from paceline.run import checkpoint
 from paceline.run.directory import RunDirectory
+
+ODD = Path(__file__).with_name("odd_envs.py")
 
 STATISTICS = (
     "return_mean return_std return_median return_iqm return_min return_max return_ci_low return_ci_high length_mean"
@@ -62,6 +65,45 @@ def test_exactly_so_many_episodes(episodes: int, run: Path, cli: Callable[..., A
     assert row["length_mean"] == pytest.approx(sum(float(line["length"]) for line in table) / episodes)
     assert set(STATISTICS.split()) <= row.keys()
     assert str(run / "eval.jsonl") in result.out and str(run / "eval_episodes.csv") in result.out
+
+
+def test_an_environment_that_differs_from_training(run: Path, cli: Callable[..., Any]) -> None:
+    result = cli(
+        "evaluate", run, "--episodes", 5, "--set", "env.max_episode_steps=7", "--set", "env.kwargs.render_mode="
+    )
+    assert result.code == 0 and "with env.max_episode_steps=7" in result.out
+    row = rows(run)[-1]
+    assert row["env_settings"] == {"max_episode_steps": 7, "kwargs": {"render_mode": None}} and row["length_max"] == 7
+    assert not is_own_evaluation(row) and is_own_evaluation(rows(run)[0])
+    for words, named in {
+        ("--set", "ppo.gamma=0.5"): "settings of the environment only",
+        ("--set", "env.max_steps=3"): "unknown key 'env.max_steps'",
+        ("--set", "env.id=Acrobot-v1"): "but the agent was trained on",
+        ("--set", "env.id=Pendulum-v1"): "but the agent was trained on",
+    }.items():
+        refused = cli("evaluate", run, "--episodes", 2, *words)
+        assert refused.code == 2 and named in refused.err and refused.err.count("\n") == 1
+    assert rows(run)[-1] == row
+
+
+def test_baselines_and_whether_the_task_is_solved(run: Path, cli: Callable[..., Any]) -> None:
+    result = cli("evaluate", run, "--episodes", 5, "--constant", 1)
+    row = rows(run)[-1]
+    assert result.code == 0 and (row["kind"], row["action"], row["solved"]) == ("constant", "1", False)
+    assert 7 < row["return_mean"] < 12  # the pole falls as fast as it can
+    assert "solved   no: a mean of 475 is needed" in result.out
+    for words in (["--constant", 2], ["--constant", 1, "--random"], ["--constant", 1, "--video", "a.gif"]):
+        assert cli("evaluate", run, "--episodes", 2, *words).code == 2
+    own = paceline.train({"env": "CartPole-v1", "name": "goal", "stop": {"iterations": 1, "return_mean": 5}})
+    assert "solved   yes: the mean reaches 5" in cli("evaluate", own.path, "--episodes", 5).out
+
+
+def test_metrics_of_the_environment(here: Path, cli: Callable[..., Any]) -> None:
+    tree = {"env": f"{ODD}:Script", "name": "m", "stop": {"iterations": 1}, "eval": {"every_steps": 1, "episodes": 3}}
+    made = paceline.train(tree)
+    assert rows(made.path)[0]["env/mark"] > 0
+    result = cli("evaluate", made.path, "--episodes", 4)
+    assert result.code == 0 and f"env/mark {rows(made.path)[-1]['env/mark']:.4g}" in result.out
 
 
 def test_a_hundred_by_default(run: Path, cli: Callable[..., Any]) -> None:

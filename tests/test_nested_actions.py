@@ -18,7 +18,8 @@ from paceline.envs.check import check_env
 from paceline.envs.native_vector import NativeVector
 from paceline.evaluate import evaluate
 from paceline.export import export
-from paceline.rollout.episodes import RandomPolicy, play
+from paceline.rollout.baselines import RandomPolicy
+from paceline.rollout.episodes import play
 from paceline.run import checkpoint
 from paceline.spaces import ActionCodec
 

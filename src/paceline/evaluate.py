@@ -6,6 +6,7 @@ import csv
 import math
 import os
 import time
+from collections.abc import Mapping
 from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,17 @@ import numpy as np
 
 from paceline.agent import Agent
 from paceline.callable_module import make_callable
-from paceline.config import EnvConfig, UserError
+from paceline.config import EnvConfig, RunConfig, UserError
+from paceline.config.resolve import leaves, to_tree, validate
 from paceline.envs import procgen
 from paceline.envs.contract import close_env, layers, same_folder
 from paceline.envs.make import make_env, make_vector
 from paceline.envs.multi_agent import AgentsEnv
+from paceline.envs.solved import solved_return
+from paceline.envs.vector import VectorEnv
+from paceline.rollout.baselines import ConstantPolicy, RandomPolicy
 from paceline.rollout.batch import Episode
-from paceline.rollout.episodes import EVAL_WORKER, MAX_EPISODE_STEPS, RandomPolicy, eval_envs, per_agent, play
+from paceline.rollout.episodes import EVAL_WORKER, MAX_EPISODE_STEPS, env_metrics, eval_envs, per_agent, play
 from paceline.run import checkpoint
 from paceline.run.directory import RunDirectory, append_line
 from paceline.stats import summarize
@@ -37,21 +42,26 @@ def evaluate(
     stochastic: bool = False,
     seed: int = 0,
     random: bool = False,
+    constant: Any = None,
     levels: str | None = None,
+    env: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
     """Play exactly `episodes` episodes and return their statistics, which are also added to the files of the run.
 
     The result is one row; for Procgen one row for each of `train` (the levels of the run) and `test` (all levels),
-    unless `levels` names one of them.
+    unless `levels` names one of them. `env`: settings of the section `env` that differ from those of the run, such as
+    `{"kwargs": {"map": "other"}}`. `constant`: an action to take at every step, instead of the agent's.
     """
     _check(episodes, seed)
     agent = Agent(checkpoint.find(target, which), seed=seed)
     agent.check(stochastic=stochastic)
     kind = "random" if random else "stochastic" if stochastic else "deterministic"
+    kind = kind if constant is None else "constant"
+    own = changed_env(agent.config, env or {})
     rows: list[dict[str, Any]] = []
-    for name, config in _level_sets(agent.config.env, levels).items():
+    for name, config in _level_sets(own, levels).items():
         began = time.perf_counter()
-        played, restarts = _play(agent, config, episodes, kind=kind, seed=seed)
+        played, restarts = _play(agent, config, episodes, kind=kind, seed=seed, constant=constant)
         row: dict[str, Any] = {
             "kind": kind,
             "checkpoint": str(agent.path),
@@ -59,7 +69,16 @@ def evaluate(
             "env_steps": agent.counters["env_steps"],
             "seed": seed,
             **summarize([e.total for e in played], [e.length for e in played]),
+            **env_metrics(played),
         }
+        if constant is not None:
+            row["action"] = str(constant)
+        if env:
+            row["env_settings"] = dict(leaves(env))
+        goal = agent.config.stop.return_mean
+        threshold = solved_return(config.id) if goal is None else goal
+        if threshold is not None:
+            row |= {"solved_return": threshold, "solved": row["return_mean"] >= threshold}
         if any(episode.agents > 1 for episode in played):
             row |= per_agent(played)
         if restarts:
@@ -72,6 +91,22 @@ def evaluate(
         row["eval_seconds"] = time.perf_counter() - began
         rows.append(row | {"files": _write(agent.place, row, played)})
     return rows
+
+
+def changed_env(config: RunConfig, changes: Mapping[str, Any]) -> EnvConfig:
+    """The environment of a run with other settings; arguments that are not named stay."""
+    if not changes:
+        return config.env
+    tree = to_tree(config)
+    return validate({**tree, "env": _over(tree["env"], changes)}).env
+
+
+def _over(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(low)
+    for key, value in high.items():
+        old = merged.get(key)
+        merged[key] = _over(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 def _level_sets(config: EnvConfig, levels: str | None) -> dict[str, EnvConfig]:
@@ -91,7 +126,9 @@ def _level_sets(config: EnvConfig, levels: str | None) -> dict[str, EnvConfig]:
     return {levels: sets[levels]}
 
 
-def _play(agent: Agent, config: EnvConfig, episodes: int, *, kind: str, seed: int) -> tuple[list[Episode], int]:
+def _play(
+    agent: Agent, config: EnvConfig, episodes: int, *, kind: str, seed: int, constant: Any
+) -> tuple[list[Episode], int]:
     """The episodes, and how many environments failed and were started again."""
     squash = agent.config.model.squash
     with same_folder():
@@ -106,12 +143,31 @@ def _play(agent: Agent, config: EnvConfig, episodes: int, *, kind: str, seed: in
             masked=masked,
         )
         try:
-            if kind == "random":
-                return play(env, RandomPolicy(env, seed), episodes), env.env_restarts
+            _check_spaces(agent, env, config)
+            if kind in ("random", "constant"):
+                baseline = RandomPolicy(env, seed) if kind == "random" else ConstantPolicy(env, constant)
+                return play(env, baseline, episodes), env.env_restarts
             rng = np.random.default_rng(seed) if kind == "stochastic" else None
             return play(env, agent.policy, episodes, rng=rng), env.env_restarts
         finally:
             env.close()
+
+
+def _check_spaces(agent: Agent, env: VectorEnv, config: EnvConfig) -> None:
+    """UserError if a changed environment has other spaces than the agent was trained on."""
+    if env.team is not None or config == agent.config.env:
+        return
+    for name, mine, given in (
+        ("observation", agent.policy.observation, env.observation),
+        ("action", agent.policy.action, env.action),
+    ):
+        if (mine.shape, mine.dtype) != (given.shape, given.dtype) or getattr(mine, "nvec", ()) != getattr(
+            given, "nvec", ()
+        ):
+            raise UserError(
+                f"env: the changed environment has the {name} space {given.space}, but the agent was trained on "
+                f"{mine.space}"
+            )
 
 
 def _write(run: Path, row: dict[str, Any], played: list[Episode]) -> list[str]:
@@ -130,7 +186,10 @@ def _write(run: Path, row: dict[str, Any], played: list[Episode]) -> list[str]:
 def render(rows: list[dict[str, Any]]) -> str:
     """The statistics as text."""
     first = rows[0]
-    lines = [f"{first['kind']} policy, {first['episodes']} episodes, checkpoint {first['checkpoint']}"]
+    action = f" ({first['action']})" if "action" in first else ""
+    lines = [f"{first['kind']} policy{action}, {first['episodes']} episodes, checkpoint {first['checkpoint']}"]
+    if changes := first.get("env_settings"):
+        lines.append("with " + ", ".join(f"env.{key}={value}" for key, value in changes.items()))
     for row in rows:
         if name := row.get("levels"):
             lines.append(f"{name} levels: {'those of the run' if name == 'train' else 'all'}")
@@ -147,6 +206,8 @@ def render(rows: list[dict[str, Any]]) -> str:
             lines.append(
                 f"  {row['env_restarts']} environment(s) failed and were started again; their episodes do not count"
             )
+        lines += [f"  {name:<8} {value:.4g}" for name, value in row.items() if name.startswith("env/")]
+        lines += _solved_line(row)
         if row.get("return_normalized") is not None:
             lines.append(f"  score    {row['return_normalized']:.3f}   (0: trivial agent, 1: perfect agent)")
     for row in rows:
@@ -161,6 +222,16 @@ def render(rows: list[dict[str, Any]]) -> str:
     if "levels" in first and first["kind"] == "deterministic":
         lines.append("published Procgen scores use sampled actions: compare them with --stochastic")
     return "\n".join([*lines, *(f"  written  {path}" for path in first["files"])])
+
+
+def _solved_line(row: dict[str, Any]) -> list[str]:
+    if "solved" not in row:
+        return []
+    needed = f"{row['solved_return']:g}"
+    if not row["solved"]:
+        return [f"  solved   no: a mean of {needed} is needed"]
+    sure = row["return_ci_low"] >= row["solved_return"]
+    return [f"  solved   yes: the mean reaches {needed}" + ("" if sure else ", but its interval goes below it")]
 
 
 def _team_line(row: dict[str, Any]) -> list[str]:
@@ -181,6 +252,7 @@ def record_video(
     stochastic: bool,
     seed: int,
     levels: str | None = None,
+    env: Mapping[str, Any] | None = None,
 ) -> tuple[Path | None, float]:
     """Play and record a video (`output` is .mp4 or .gif, no display needed) or, without `output`, show a window.
 
@@ -193,25 +265,25 @@ def record_video(
         for driver in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):
             os.environ.setdefault(driver, "dummy")  # pygame then needs no display and no sound card
         use_offscreen_mujoco()
-    config = next(iter(_level_sets(agent.config.env, levels).values()))
+    config = next(iter(_level_sets(changed_env(agent.config, env or {}), levels).values()))
     frames: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
     total = 0.0
     with same_folder():
-        env = make_env(config, render_mode="human" if path is None else "rgb_array")
-        advance = _advance_team if isinstance(env, AgentsEnv) else _advance
+        played = make_env(config, render_mode="human" if path is None else "rgb_array")
+        advance = _advance_team if isinstance(played, AgentsEnv) else _advance
         try:
             for episode in range(episodes):
-                observation, info = env.reset(seed=seed + episode)
+                observation, info = played.reset(seed=seed + episode)
                 agent.reset()
                 ended = False
                 while not ended and len(frames) < MAX_VIDEO_FRAMES:
                     if path is not None:
-                        frames.append(_frame(_render(env, config.id), config.id))
-                    observation, info, reward, ended = advance(env, agent, observation, info, stochastic)
+                        frames.append(_frame(_render(played, config.id), config.id))
+                    observation, info, reward, ended = advance(played, agent, observation, info, stochastic)
                     total += reward
         finally:
-            fps = int(env.metadata.get("render_fps") or 30)
-            close_env(env)
+            fps = int(played.metadata.get("render_fps") or 30)
+            close_env(played)
     if path is not None:
         _write_video(path, frames, fps)
     return path, total / episodes

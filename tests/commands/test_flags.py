@@ -40,7 +40,7 @@ compare: --at --by --metric --mixed --out --range --threshold
 dashboard: --port
 doctor: --hosts --interface --out
 envs: --set
-evaluate: --checkpoint --episodes --levels --random --render --seed --stochastic --video
+evaluate: --checkpoint --constant --episodes --levels --random --render --seed --set --stochastic --video
 export: --checkpoint --format --output -o
 fetch:
 jobs: --all

@@ -129,3 +129,12 @@ def test_every_flag_sets_its_key(here: Path, cli: Cli) -> None:
         for part in key.split("."):
             value = value[part]
         assert str(value).removesuffix(".0") == str(expected[flag]).removesuffix(".0"), flag
+
+
+def test_a_run_that_must_reach_its_goal(here: Path, cli: Cli) -> None:
+    words = ("train", "--iterations", 2, "--set", "stop.must_reach=true", "--set", "stop.confirm_episodes=0", "--quiet")
+    assert cli(*words, "--stop-return", 499, "--name", "hard").code == 1
+    assert RunDirectory(Path("runs/hard")).read_status()["reason"].endswith("the goal was not reached")
+    assert cli(*words, "--stop-return", 5, "--name", "easy").code == 0
+    refused = cli(*words, "--name", "none")
+    assert refused.code == 2 and "needs a goal" in refused.err and not Path("runs/none").exists()

@@ -19,7 +19,8 @@ from paceline.envs.masks import MaskReader, random_actions
 from paceline.envs.native_vector import NativeVector
 from paceline.envs.sync_vector import SyncVector
 from paceline.envs.vector import VectorEnv
-from paceline.rollout.episodes import RandomPolicy, play
+from paceline.rollout.baselines import RandomPolicy
+from paceline.rollout.episodes import play
 
 FILE = str(Path(masked_envs.__file__))
 

@@ -82,7 +82,7 @@ def test_a_gymnasium_env_with_spaces_by_agent(names: Any) -> None:
     assert log[3]["truncated"].all() and log[3]["over"].all() and not log[3]["terminated"].any()
     # Nothing was seen at the end: the last observation is what the value after it is of.
     np.testing.assert_array_equal(log[3]["obs"], log[2]["obs"])
-    assert env.finished_metrics == [{"load": 3.0}] * 2
+    assert env.finished_metrics == [(0, {"load": 3.0}), (1, {"load": 3.0})]
 
 
 def test_dict_spaces_with_equal_keys_and_one_reward_are_of_one_agent(tmp_path: Path) -> None:

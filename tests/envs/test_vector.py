@@ -108,7 +108,8 @@ def test_metrics_come_once_for_each_finished_episode() -> None:
         before = [len(e.history) for e in env.envs]
         env.step(act)
         marks += [e.mark for e, n in zip(env.envs, before, strict=True) if len(e.history) > n]
-        seen += env.finished_metrics
+        assert all(env.envs[index].mark == metrics["mark"] for index, metrics in env.finished_metrics)
+        seen += [metrics for _, metrics in env.finished_metrics]
         env.finished_metrics = []
     assert [m["mark"] for m in seen] == marks and len(marks) > 10
     assert all(type(value) is float for m in seen for value in m.values())

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.config import EnvConfig, ModelConfig
+from paceline.config import EnvConfig, ModelConfig, UserError
 from paceline.envs.make import make_scalar, make_vector
 from paceline.envs.sync_vector import SyncVector
 from paceline.models.policy import Policy
 from paceline.rollout import episodes as episodes_module
+from paceline.rollout.baselines import ConstantPolicy, RandomPolicy
 from paceline.rollout.batch import Episode
-from paceline.rollout.episodes import MAX_EVAL_ENVS, RandomPolicy, eval_envs, play
+from paceline.rollout.episodes import MAX_EVAL_ENVS, env_metrics, eval_envs, play
 
 ODD = Path(__file__).parents[1] / "odd_envs.py"
 
@@ -74,10 +75,22 @@ def test_the_most_likely_action_or_a_sampled_one() -> None:
     assert len({e.total for e in sampled}) > 3
 
 
-def test_metrics_of_played_episodes_are_not_left_for_training() -> None:
-    env = script(2)
-    play(env, policy_of(env), 5)
-    assert env.finished_metrics == []
+def test_metrics_of_played_episodes_are_theirs_and_not_left_for_training() -> None:
+    env = script(3)
+    marks: list[list[float]] = [[] for _ in range(3)]
+    step = env.step
+
+    def watched(action: Any) -> Any:
+        result = step(action)
+        for index, metrics in env.finished_metrics:
+            marks[index].append(metrics["mark"])
+        return result
+
+    env.step = watched
+    played = play(env, policy_of(env), 7)
+    assert [e.metrics["mark"] for e in played] == [*marks[0][:3], *marks[1][:2], *marks[2][:2]]
+    assert env_metrics(played)["env/mark"] == pytest.approx(np.mean([e.metrics["mark"] for e in played]))
+    assert env.finished_metrics == [] and env_metrics([]) == {}
 
 
 def test_an_endless_episode_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +141,18 @@ def test_a_random_player_is_uniform() -> None:
 
 def test_how_many_environments_play() -> None:
     assert [eval_envs(n) for n in (1, 5, MAX_EVAL_ENVS, 1000)] == [1, 5, MAX_EVAL_ENVS, MAX_EVAL_ENVS]
+
+
+@pytest.mark.parametrize(("space", "action", "done"), [
+    ("discrete", 1, 1),
+    ("multidiscrete", [1, 0], [1, 0]),
+    ("multibinary", [1, 0], [1, 0]),
+    ("box", 0.25, [0.25]),
+])  # fmt: skip
+def test_a_constant_player(space: str, action: Any, done: Any) -> None:
+    env, _ = make_vector(EnvConfig(id="paceline/Identity-v0", kwargs={"space": space, "n": 2}), 2, seed=0)
+    taken = env.action.decode(ConstantPolicy(env, action).greedy(np.zeros((2, *env.observation.shape), np.float32)))
+    np.testing.assert_allclose(np.asarray(taken)[1], np.broadcast_to(done, np.asarray(taken)[1].shape))
+    assert len(play(env, ConstantPolicy(env, action), 3)) == 3
+    with pytest.raises(UserError, match="is not in"):
+        ConstantPolicy(env, "left")

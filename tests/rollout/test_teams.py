@@ -15,9 +15,10 @@ from paceline.config import EnvConfig, ModelConfig
 from paceline.envs.make import make_vector
 from paceline.models.policy import Policy
 from paceline.models.recurrent_policy import RecurrentPolicy
+from paceline.rollout.baselines import RandomPolicy
 from paceline.rollout.batch import Batch
 from paceline.rollout.collector import Collector, MemoryCollector
-from paceline.rollout.episodes import RandomPolicy, play
+from paceline.rollout.episodes import play
 from paceline.rollout.replay import Replay
 from paceline.run.state_tree import pack, unpack
 

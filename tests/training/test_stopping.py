@@ -132,6 +132,29 @@ def test_a_budget_ends_the_run_without_asking_for_confirmation() -> None:
     assert reason(stopping, env_steps=10, returns=[11.0] * 4, confirm=never)
 
 
+def test_a_goal_that_must_be_reached() -> None:
+    rules = {"iterations": 3, "return_mean": 10.0, "return_window": 2, "must_reach": True}
+    asked: list[int] = []
+
+    def confirm(mean: float) -> Any:
+        return lambda episodes: asked.append(episodes) or mean
+
+    for returns, confirmed, missed in (
+        ([9.0, 9.0], 99.0, True),
+        ([11.0, 11.0], 9.0, True),
+        ([11.0, 11.0], 12.0, False),
+    ):
+        stopping = Stopping(StopConfig(**rules))
+        stopping.retry_at = 99  # after a failed confirmation: at the end there is no later try
+        reason = stopping.reason(Counters(iteration=3), 1.0, {}, returns, confirm(confirmed))
+        assert reason is not None and stopping.goal_missed == missed
+        assert reason.endswith("; the goal was not reached") == missed
+    assert asked == [20, 20]  # a return that is too low needs no evaluation
+    assert Stopping(StopConfig(**rules)).reason(Counters(iteration=2), 1.0, {}, [9.0, 9.0], confirm(0.0)) is None
+    with pytest.raises(ValueError, match="needs a goal"):
+        StopConfig(must_reach=True)
+
+
 def test_a_goal_of_zero_or_below_is_honoured() -> None:
     for goal in (0.0, -200.0):
         stopping = Stopping(StopConfig(return_mean=goal, return_window=2, confirm_episodes=0))

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from paceline.config import ALGORITHMS, RunConfig, Section, UserError, algorithm_name
 from paceline.config.plugins import absolute_everywhere
 from paceline.config.resolve import (
+    leaves,
     merge,
     parse_sets,
     put,
@@ -162,15 +163,6 @@ def sets_for(algo: str, algos: Sequence[str], settings: Mapping[str, Any], sets:
     for item in [*(f"{key}={json.dumps(value)}" for key, value in leaves(settings)), *sets]:
         if item.partition(".")[0] not in others:
             yield item
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value); kwargs are one value, as in `merge`."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and key != "kwargs":
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def value_at(tree: Any, key: str) -> Any:

@@ -23,9 +23,10 @@ from paceline.bench.runner import Benchmark, Entry, Interrupts, Screen, run_benc
 from paceline.config import ALGORITHMS, Positive, Seconds, Section, UserError, algorithm_class, algorithm_name
 from paceline.config.algorithms import DEFAULT_ALGORITHM
 from paceline.config.resolve import read_file
+from paceline.envs.solved import solved_return
 from paceline.ray_node import LAUNCHED
 from paceline.results.run_files import FAILED, FINISHED
-from paceline.results.runs import load_run, solved_return
+from paceline.results.runs import load_run
 from paceline.results.scaling_figures import QUEUED, run_figures, scaling_result, settings_difference, write_csv
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ class SuiteVerb(Verb):
     """
 
     suite: Annotated[str, Flag("NAME|FILE")]
-    """procgen-easy, classic, atari-small, or a YAML file."""
+    """procgen-easy, classic, atari-small, mujoco, or a YAML file."""
     algos: Annotated[str, Flag("A,B")] = "ppo"
     """Algorithms."""
     seeds: Annotated[int, Flag("N")] = 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated, Any, Literal
 
 from paceline.commands.flags import Argument, Flag, Verb
@@ -28,24 +30,43 @@ class EvaluateVerb(Verb):
     """Show the episodes in a window."""
     random: bool = False
     """Take uniformly random actions: the baseline."""
+    constant: Annotated[str | None, Flag("ACTION")] = None
+    """Take this action at every step, such as 1 or [0.5,0]: another baseline."""
+    set: Annotated[tuple[str, ...], Flag("env.KEY=VALUE")] = ()
+    """A setting of the environment that differs from training, such as env.kwargs.map=other."""
 
     def run(self) -> int:
         from paceline.config import UserError
+        from paceline.config.resolve import parse_sets
         from paceline.evaluate import evaluate, record_video, render
 
         if self.random and self.stochastic:
             raise UserError("--random and --stochastic exclude each other: random actions do not come from the agent")
+        if self.constant is not None and (self.random or self.stochastic):
+            raise UserError(f"--constant {self.constant} excludes --random and --stochastic: give one of them")
         options: dict[str, Any] = {"which": self.checkpoint, "stochastic": self.stochastic, "seed": self.seed}
+        options["env"] = self._changes()
         if not (self.video or self.render):
             episodes = 100 if self.episodes is None else self.episodes
-            rows = evaluate(self.target, episodes=episodes, random=self.random, levels=self.levels, **options)
-            print(render(rows))
+            constant = None if self.constant is None else parse_sets([f"action={self.constant}"])["action"]
+            baseline: dict[str, Any] = {"random": self.random, "constant": constant}
+            print(render(evaluate(self.target, episodes=episodes, levels=self.levels, **baseline, **options)))
             return 0
-        if self.random:
-            raise UserError("--random cannot be recorded or rendered: leave out --video and --render")
+        if self.random or self.constant is not None:
+            raise UserError("--random and --constant cannot be recorded or rendered: leave out --video and --render")
         if self.levels == "both":
             raise UserError("--levels both: a video shows either train or test levels; choose one")
         episodes = 1 if self.episodes is None else self.episodes
         path, mean = record_video(self.target, self.video, episodes=episodes, levels=self.levels, **options)
-        print(f"return {mean:.2f}" + (f", video in {path}" if path else ""))
+        drawn = f", rendered with MUJOCO_GL={os.environ.get('MUJOCO_GL', 'glfw')}" if "mujoco" in sys.modules else ""
+        print(f"return {mean:.2f}" + (f", video in {path}{drawn}" if path else ""))
         return 0
+
+    def _changes(self) -> dict[str, Any]:
+        from paceline.config import UserError
+        from paceline.config.resolve import parse_sets
+
+        tree = parse_sets(self.set)
+        if any(key != "env" for key in tree) or not isinstance(tree.get("env", {}), dict):
+            raise UserError(f"--set {self.set[0]}: an evaluation can change settings of the environment only: env.…")
+        return dict(tree.get("env", {}))

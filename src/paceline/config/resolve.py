@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -271,3 +271,12 @@ def merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> Tree:
         both = isinstance(old, dict) and isinstance(value, dict) and key != "kwargs"
         merged[key] = merge(old, value) if both else value  # type: ignore[arg-type]
     return merged
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value); kwargs are one value, as in `merge`."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and key != "kwargs":
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

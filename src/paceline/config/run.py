@@ -187,9 +187,13 @@ class StopConfig(Section):
     """Evaluation episodes whose mean must also reach `return_mean`; 0 turns the confirmation off."""
     metric: str | None = None
     """Stop when a logged metric meets this condition: `explained_variance>=0.9`, `env/utility>0.5`."""
+    must_reach: bool = False
+    """End with exit code 1 if the budget is used up before `return_mean` or `metric` is reached."""
 
     @model_validator(mode="after")
     def _metric_rule(self) -> StopConfig:
+        if self.must_reach and self.return_mean is None and self.metric is None:
+            raise ValueError("stop.must_reach=true needs a goal: stop.return_mean or stop.metric")
         try:
             rule = self.metric_rule
         except ValueError:  # of float()

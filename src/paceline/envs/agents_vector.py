@@ -211,7 +211,7 @@ class AgentsVector(SyncVector):
             raise
         self.stepped[index], self.over[index], self._done[index] = True, over, over
         if over:
-            self._read_metrics(infos)
+            self._read_metrics(infos, index)
 
     def _clear_gone(self, index: int) -> None:
         """The last observation of an agent stays for one step, for the value after a truncation. After that its row is
@@ -279,10 +279,10 @@ class AgentsVector(SyncVector):
             raise AssertionError
         return number
 
-    def _read_metrics(self, infos: Mapping[Any, Any]) -> None:
+    def _read_metrics(self, infos: Mapping[Any, Any], index: int) -> None:
         """`metrics` of the environment, or of each of its agents."""
         found = [infos, *(info for info in infos.values() if isinstance(info, Mapping))]
-        self.finished_metrics += [read_metrics(info["metrics"]) for info in found if "metrics" in info]
+        self.finished_metrics += [(index, read_metrics(info["metrics"])) for info in found if "metrics" in info]
 
     def _replay_step(self, index: int, act: Any) -> None:
         self._advance(index, self._split(np.asarray(act)))

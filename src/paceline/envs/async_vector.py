@@ -150,7 +150,7 @@ class AsyncVector(VectorEnv):
                     part_of(buffer, process.envs, self.num_envs)[...] = 0
                 self.failed += range(process.envs.start, process.envs.stop)
             elif (news := answers[index]) is not None:
-                self.finished_metrics += news.metrics
+                self.finished_metrics += [(process.envs.start + env, metrics) for env, metrics in news.metrics]
                 self.failed += [process.envs.start + env for env in news.failed]
                 self.env_restarts += news.restarts
                 self._restarts.first_error = self._restarts.first_error or news.first_error

@@ -42,7 +42,7 @@ def without_script() -> Iterator[None]:
 class News(NamedTuple):
     """What happened in a step besides its results. Most steps have none."""
 
-    metrics: list[dict[str, float]]
+    metrics: list[tuple[int, dict[str, float]]]
     failed: list[int]
     restarts: int
     first_error: str

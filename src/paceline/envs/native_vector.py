@@ -65,7 +65,8 @@ class NativeVector(VectorEnv):
         if "metrics" in info:
             values = {name: value for name, value in info["metrics"].items() if not name.startswith("_")}
             for index in np.flatnonzero(terminated | truncated):
-                self.finished_metrics.append(read_metrics({name: value[index] for name, value in values.items()}))
+                own = read_metrics({name: value[index] for name, value in values.items()})
+                self.finished_metrics.append((int(index), own))
         return self._obs, reward, terminated, truncated
 
     def state(self) -> State | None:

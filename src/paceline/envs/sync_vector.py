@@ -105,7 +105,7 @@ class SyncVector(VectorEnv):
             if terminated or truncated:
                 done[index] = True
                 if "metrics" in info:
-                    self.finished_metrics.append(read_metrics(info["metrics"]))
+                    self.finished_metrics.append((index, read_metrics(info["metrics"])))
         self._checked = True
         if masks is not None:
             self._check_masks()

@@ -101,8 +101,8 @@ class VectorEnv(ABC):
         """With several agents: the environments that the last step did not reset."""
         self.over: NDArray[np.bool_] | None = np.zeros(num_envs, np.bool_) if several else None
         """With several agents: the environments whose episode ended with the last step."""
-        self.finished_metrics: list[dict[str, float]] = []
-        """`info["metrics"]` of finished episodes; the collector empties it."""
+        self.finished_metrics: list[tuple[int, dict[str, float]]] = []
+        """Environment and `info["metrics"]` of finished episodes; the collector empties it."""
         self.note: str = self.observation.note if team is None else ""
         """What users should know about these environments, if anything. Complete after `reset`."""
         self.failed: list[int] = []

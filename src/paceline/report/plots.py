@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.config import UserError, algorithm_name
+from paceline.envs.solved import solved_return
 from paceline.report.figure_style import (
     GREY,
     NO_MATPLOTLIB,
@@ -24,8 +25,8 @@ from paceline.report.figure_style import (
 )
 from paceline.results.discovery import Runs, find_runs, paths_of
 from paceline.results.json_lines import Row, read_rows
-from paceline.results.run_files import Floats, number_of
-from paceline.results.runs import read_config, solved_return
+from paceline.results.run_files import Floats, is_own_evaluation, number_of
+from paceline.results.runs import read_config
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,7 +125,7 @@ def _load(run: Path, label: str) -> RunCurves:
     config = read_config(run, [])  # only for titles, so damage does not matter
     env, algo = (config.get("env") or {}).get("id"), algorithm_name(str(config.get("algo") or "")).upper()
     # `paceline evaluate` adds rows of any checkpoint to those of the training, sampled and random ones too.
-    shown = [row for row in read_rows(run / "eval.jsonl") if row.get("kind") in (None, "deterministic")]
+    shown = [row for row in read_rows(run / "eval.jsonl") if is_own_evaluation(row)]
     shown.sort(key=lambda row: row.get("env_steps") or 0)
     return RunCurves(label, rows, shown, env, " on ".join(part for part in (algo, env) if part) or label)
 

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from paceline.config import UserError
+from paceline.envs.solved import solved_return
 from paceline.results.estimates import Estimate, mean_estimate, mean_time_split, ratio_estimate
 from paceline.results.groups import RunGroup, groups_of_tasks
 from paceline.results.run_files import Floats
 from paceline.results.run_series import AXES, EVALUATION, RETURN, RunSeries, run_series
-from paceline.results.runs import RunData, solved_return
+from paceline.results.runs import RunData
 from paceline.stats import (
     improvement_interval,
     iqm,

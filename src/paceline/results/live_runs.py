@@ -21,7 +21,7 @@ import numpy as np
 from paceline.config import UserError, algorithm_name
 from paceline.results.discovery import find_runs
 from paceline.results.json_lines import TAIL_BYTES, GrowingFile, Row
-from paceline.results.run_files import RUNNING, is_number, run_state
+from paceline.results.run_files import RUNNING, is_number, is_own_evaluation, run_state
 from paceline.results.runs import RunDescription, read_config, read_status, read_summary
 from paceline.run.directory import plain
 from paceline.verdict import OVERHEAD, TRAINING
@@ -297,7 +297,7 @@ def _follow(file: GrowingFile, curve: LiveCurve, names: tuple[str, ...]) -> bool
     if replaced:
         curve.clear()
     for row in rows:
-        if row.get("kind") in (None, "deterministic"):
+        if is_own_evaluation(row):
             curve.add([_rounded(row.get(name)) for name in names])
     return replaced or bool(rows)
 

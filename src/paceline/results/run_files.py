@@ -141,6 +141,11 @@ def _wrong_figures(columns: Mapping[str, Floats]) -> str:
     return ""
 
 
+def is_own_evaluation(row: Row, kind: str = "deterministic") -> bool:
+    """Whether a row of `eval.jsonl` is of the run's own environment and of this kind; training names no kind."""
+    return row.get("kind") in (None, kind) and "env_settings" not in row
+
+
 def is_number(value: Any) -> bool:
     """A finite number; booleans do not count."""
     try:

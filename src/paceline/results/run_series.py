@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.results.run_files import Floats, number_of
+from paceline.results.run_files import Floats, is_own_evaluation, number_of
 from paceline.results.runs import RunData
 
 AXES = {"steps": "environment steps", "time": "wall seconds"}
@@ -32,7 +32,8 @@ def _evaluations(run: RunData) -> RunSeries:
     totals: dict[float, list[float]] = {}
     for row in run.evaluations:
         steps, mean, episodes = (number_of(row.get(name)) for name in ("env_steps", "return_mean", "episodes"))
-        if row.get("kind", kind) == kind and row.get("levels", "train") == "train" and np.isfinite([steps, mean]).all():
+        own = is_own_evaluation(row, kind) and row.get("levels", "train") == "train"
+        if own and np.isfinite([steps, mean]).all():
             weight = episodes if episodes > 0 else 1.0
             total = totals.setdefault(steps, [0.0, 0.0])
             total[:] = total[0] + weight * mean, total[1] + weight

@@ -328,18 +328,6 @@ def _read_summary(path: Path, problems: list[str]) -> tuple[Tree, bool]:
     return found, all(found.get(key) == summary.get(key) for key in ("workers", "nodes"))
 
 
-def solved_return(env: str | None) -> float | None:
-    """The return at which Gymnasium calls an environment solved; None if it does not say."""
-    if not env or ":" in env:  # would run a user's file or module
-        return None
-    import gymnasium
-
-    try:
-        return gymnasium.spec(env).reward_threshold
-    except gymnasium.error.Error:
-        return None
-
-
 def problems_of(runs: Iterable[RunData]) -> list[str]:
     """One line for each problem of each run, and for each run that did not finish."""
     lines = []

@@ -38,6 +38,8 @@ class Episode:
     """How many agents took part. `total` is the sum over them."""
     policies: dict[str, float] = field(default_factory=dict)
     """With several policies: the mean return of the agents of each that took part."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of a played episode: its `info["metrics"]`, with several agents their means."""
 
 
 @dataclass

@@ -93,7 +93,7 @@ class Collector:
         self._track_episodes(batch)
         self._fill_values(batch)
         for env in self.envs:
-            batch.env_metrics += env.finished_metrics
+            batch.env_metrics += [metrics for _, metrics in env.finished_metrics]
             env.finished_metrics = []
             if env.env_restarts:
                 batch.env_restarts += env.env_restarts

@@ -4,54 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from paceline.envs.masks import random_actions
 from paceline.envs.restarts import EnvError
 from paceline.envs.vector import VectorEnv
 from paceline.models.acting import ActingPolicy
+from paceline.rollout.baselines import Baseline
 from paceline.rollout.batch import Episode
 from paceline.rollout.teams import team_episode
-from paceline.spaces import Array
 
 MAX_EVAL_ENVS = 32
 EVAL_WORKER = 1_000_000  # a worker number for the seeds of evaluation, which no worker has
 MAX_EPISODE_STEPS = 100_000  # an episode that never ends is cut here
 MAX_FAILURES = 20  # of one episode. After that it counts up to its failure: it might never be complete
 MAX_DOWN_SECONDS = 300.0  # for an environment that failed to start again
-
-
-class RandomPolicy:
-    """Uniform valid actions: the baseline that every agent should beat."""
-
-    def __init__(self, env: VectorEnv, seed: int) -> None:
-        self._env, self._rng = env, np.random.default_rng(seed)
-        for part in [env] if env.team is None else env.team.parts:
-            part.action.space.seed(seed)
-
-    def greedy(self, observation: Array, memory: Array | None = None) -> Array:
-        team = self._env.team
-        if team is None:
-            return self._sample(observation, self._env.observation, self._env.action)
-        actions: Array = np.zeros((len(observation), *team.action.shape), team.action.dtype)
-        for index, part in enumerate(team.parts):
-            rows = team.rows(index, len(observation))
-            own = self._sample(part.read_obs(observation[rows]), part.observation, part.action)
-            actions[rows, : own.shape[1]] = own
-        return actions
-
-    def _sample(self, observation: Array, seen: Any, action: Any) -> Array:
-        _, masks = seen.split(observation)
-        if masks is not None:
-            chosen = random_actions(self._rng, masks, action.nvec)
-            if not action.dim:
-                return chosen
-        drawn = np.stack([action.encode(action.space.sample()) for _ in range(len(observation))])
-        if masks is not None:
-            drawn[:, : len(action.nvec)] = chosen
-        return drawn
 
 
 def eval_envs(episodes: int) -> int:
@@ -66,6 +35,12 @@ def per_agent(episodes: Sequence[Episode]) -> dict[str, float]:
     for name in dict.fromkeys(name for e in episodes for name in e.policies):
         row[f"policy/{name}/return_mean"] = float(np.mean([e.policies[name] for e in episodes if name in e.policies]))
     return row
+
+
+def env_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The means of `info["metrics"]` over played episodes, as `env/NAME`."""
+    names = sorted({name for episode in episodes for name in episode.metrics})
+    return {f"env/{name}": float(np.mean([e.metrics[name] for e in episodes if name in e.metrics])) for name in names}
 
 
 def team_row(agent_steps: int, episodes: Sequence[Episode]) -> dict[str, float]:
@@ -91,7 +66,7 @@ def statistics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 def play(
     env: VectorEnv,
-    policy: ActingPolicy | RandomPolicy,
+    policy: ActingPolicy | Baseline,
     episodes: int,
     *,
     rng: np.random.Generator | None = None,
@@ -119,14 +94,15 @@ def play(
     acted = np.zeros((n, len(env.agents)), np.bool_)  # who took part in the current episode
     down: dict[int, float] = {}  # since when
     env.failed.clear()
-    memory = None if isinstance(policy, RandomPolicy) else policy.start_memory(env.rows)
+    env.finished_metrics.clear()
+    memory = None if isinstance(policy, Baseline) else policy.start_memory(env.rows)
     observation = env.reset().copy()
     while (unfinished := np.array([len(own) for own in finished]) < quota).any():
         if cut[unfinished].all():
             observation = env.restart().copy()
             ended[:] = cut[:] = False
             memory = None if memory is None else np.zeros_like(memory)
-        if rng is None or isinstance(policy, RandomPolicy):
+        if rng is None or isinstance(policy, Baseline):
             action = policy.greedy(observation, memory)
         else:
             action, _, _ = policy.act(observation, policy.head.noise(rng, (env.rows,)), memory)
@@ -161,10 +137,16 @@ def play(
         over = counted & (ended | (length >= MAX_EPISODE_STEPS))
         for index in np.flatnonzero(over):
             if len(finished[index]) < quota[index]:
-                finished[index].append(episode(index, int(length[index])))
+                own = [metrics for env_index, metrics in env.finished_metrics if env_index == index]
+                finished[index].append(replace(episode(index, int(length[index])), metrics=_means(own)))
+        env.finished_metrics.clear()
         cut = (cut | over) & ~ended
         total[over] = 0.0
         length[over] = failures[over] = 0
         acted[over] = False
-    env.finished_metrics.clear()
     return [episode for own in finished for episode in own]
+
+
+def _means(several: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for each in several for name in each)
+    return {name: float(np.mean([each[name] for each in several if name in each])) for name in names}

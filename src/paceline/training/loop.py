@@ -22,7 +22,7 @@ import numpy as np
 from paceline.config import RunConfig, StopConfig, printable
 from paceline.config.resolve import to_tree
 from paceline.rollout.batch import Episode
-from paceline.rollout.episodes import per_agent, statistics, team_row
+from paceline.rollout.episodes import env_metrics, per_agent, statistics, team_row
 from paceline.run import checkpoint
 from paceline.run.console import Console
 from paceline.run.directory import RunDirectory
@@ -131,7 +131,7 @@ class Loop:
         with self._guard:
             self._ended = True
             self._write_status(status, reason)
-        return Outcome(status, reason, self.run_directory.path)
+        return Outcome(status, reason, self.run_directory.path, status == "done" and self.stopping.goal_missed)
 
     def _iterate(self, writer: MetricsWriter) -> None:
         began, clock = time.perf_counter(), self.clock
@@ -240,7 +240,7 @@ class Loop:
         self.evaluations += 1
         row: dict[str, Any] = {"iteration": self.counters.iteration, "env_steps": self.counters.env_steps}
         row |= summarize([e.total for e in played], [e.length for e in played])
-        row |= per_agent(played) if self.counters.agent_steps else {}
+        row |= env_metrics(played) | (per_agent(played) if self.counters.agent_steps else {})
         row["eval_seconds"] = seconds
         writer.write_eval(row)
         self.console.evaluation(row)

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.config import StopConfig, UserError
 from paceline.training.signals import STOPPED_EARLY
 
+GOAL_MISSED = 1
 RETRY_SHARE = 0.02  # after a failed confirmation, wait for this share of the iterations so far
 DEADLINE = "PACELINE_DEADLINE"
 DEADLINE_SECONDS = 20.0  # left after the last save, to shut everything down
@@ -40,6 +41,8 @@ class Stopping:
     def __init__(self, config: StopConfig) -> None:
         self._config = config
         self.retry_at = 0
+        self.goal_missed = False
+        """Whether the budget is used up without the goal that the run must reach."""
 
     def progress(self, counters: Counters, seconds: float) -> float:
         """Used share of the budget, 0 to 1."""
@@ -54,6 +57,14 @@ class Stopping:
         confirm: Callable[[int], float],
     ) -> str | None:
         """Why to stop now, or None. `confirm(episodes)` evaluates the policy and returns the mean return."""
+        goal = budget = self._used_up(counters, seconds)
+        if budget is None or self._config.must_reach:
+            self.retry_at = self.retry_at if budget is None else 0  # there is no later try
+            goal = self._goal(counters, row, returns, confirm)
+        self.goal_missed = budget is not None and goal is None
+        return f"{budget}; the goal was not reached" if self.goal_missed else goal
+
+    def _used_up(self, counters: Counters, seconds: float) -> str | None:
         config = self._config
         if config.total_steps is not None and counters.env_steps >= config.total_steps:
             return f"{counters.env_steps:,} of {config.total_steps:,} steps done"
@@ -61,6 +72,12 @@ class Stopping:
             return f"{counters.iteration:,} of {config.iterations:,} iterations done"
         if config.max_time is not None and seconds >= config.max_time:
             return f"{config.max_time:g} s are over"
+        return None
+
+    def _goal(
+        self, counters: Counters, row: dict[str, Any], returns: Sequence[float], confirm: Callable[[int], float]
+    ) -> str | None:
+        config = self._config
         if config.metric_rule is not None:
             name, compare, bound = config.metric_rule
             value = row.get(name)
@@ -92,9 +109,13 @@ class Outcome:
     status: str
     reason: str
     path: Path
+    goal_missed: bool = False
+    """It is done, but did not reach the goal that it must reach (`stop.must_reach`)."""
 
     @property
     def exit_code(self) -> int:
+        if self.goal_missed:
+            return GOAL_MISSED
         return 0 if self.status == "done" else STOPPED_EARLY
 
 
