@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,9 @@ import numpy as np
 import pytest
 
 import paceline
+from paceline.config.wording import in_python
 
+ROOT = Path(__file__).parents[1]
 PUBLIC = "Agent Callback Run UserError compare envs evaluate load plot report train"
 SMALL: dict[str, Any] = {"env": {"id": "CartPole-v1", "envs_per_worker": 4}, "stop": {"iterations": 2}}
 
@@ -156,3 +160,62 @@ def test_a_file_that_is_no_agent(run: paceline.Run, here: Path) -> None:
         paceline.load("cut")
     with pytest.raises(paceline.UserError, match="cannot be written"):
         run.load().save("nowhere/a.paceline")
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+COMMAND_LINE = "commands launch schedulers jobs ssh_cluster doctor bench tune"
+
+
+def messages() -> list[str]:
+    """All texts in the package that name a flag, but for docstrings and what only the command line shows."""
+    found = []
+    for file in sorted((ROOT / "src/paceline").rglob("*.py")):
+        if file.relative_to(ROOT / "src/paceline").parts[0] in COMMAND_LINE.split() or file.stem == "train_flags":
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("UserError", "ValueError"):
+                texts = [ast.unparse(part) for part in node.args if isinstance(part, ast.JoinedStr | ast.Constant)]
+                found += [text for text in texts if re.search(r"(?<!\w)--?[a-z]", text)]
+    return found
+
+
+def test_errors_speak_of_keys_and_not_of_flags() -> None:
+    assert len(messages()) > 50
+    for message in messages():
+        said = in_python(message)
+        assert not re.search(r"(?<![\w`])--?[a-z]", re.sub(r"`[^`]*`", "", said)), said
+    assert in_python("use --engine local or ray, see --device") == "use engine.name=local or ray, see engine.device"
+    assert in_python("--episodes 0: at least 1") == "episodes=0: at least 1"
+    assert in_python("not for --algo dqn: see `paceline --help`") == "not for algo=dqn: see `paceline --help`"
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: paceline.train({**SMALL, "name": "x"}, keep_schedule=True), "keep_schedule is for a run that"),
+        (
+            lambda: paceline.train({"algo": "ppo", "dqn": {"gamma": 1}}),
+            "dqn.gamma is a setting of algo=dqn, but this run uses",
+        ),
+        (lambda: paceline.train(SMALL, preset="nope"), "preset 'nope' is not known"),
+        (lambda: paceline.train("nowhere.yaml"), "config=nowhere.yaml: there is no such file"),
+        (lambda: paceline.train({**SMALL, "name": "a/b"}), "name="),
+        (lambda: paceline.evaluate("nowhere"), "no run at nowhere"),
+        (lambda: paceline.compare("nowhere"), "nowhere"),
+        (lambda: paceline.plot("nowhere", "x.doc"), "output=x.doc: a figure ends in"),
+        (lambda: paceline.report("nowhere", "x.doc"), "out=x.doc: a report ends in"),
+    ],
+)
+def test_what_errors_say_in_python(call: Any, named: str, here: Path) -> None:
+    with pytest.raises(paceline.UserError) as caught:
+        call()
+    assert named in str(caught.value) and "--" not in str(caught.value)
+
+
+def test_quiet_is_quiet(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    paceline.train({**SMALL, "name": "x"}, preset="none")
+    assert capfd.readouterr() == ("", "")
+    paceline.train({**SMALL, "name": "y"}, preset="none", quiet="run")
+    assert capfd.readouterr().out.split() == ["run", "runs/y"] * 2

@@ -8,6 +8,7 @@ action = agent.act(observation)
 
 from __future__ import annotations
 
+from functools import cache, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,23 @@ def __getattr__(name: str) -> Any:
     if name in _PLACES:
         module, _, attribute = _PLACES[name].partition(":")
         found = import_module(module)
-        return getattr(found, attribute) if attribute else found
+        if not attribute:
+            return found
+        return getattr(found, attribute) if attribute[0].isupper() else _in_python(module, attribute)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+
+
+@cache
+def _in_python(module: str, attribute: str) -> Any:
+    """A function whose errors speak of keys, where those of the command line have flags."""
+    from paceline.config.wording import python_words
+
+    @wraps(getattr(import_module(module), attribute))
+    def function(*arguments: Any, **options: Any) -> Any:
+        with python_words():
+            return getattr(import_module(module), attribute)(*arguments, **options)
+
+    return function
 
 
 def __dir__() -> list[str]:

@@ -27,7 +27,7 @@ from paceline.config.resolve import (
 from paceline.engines import make_engine
 from paceline.resuming import UNSAVED, changed_config, load_state, record_resume, resumed_line, run_to_resume
 from paceline.run import checkpoint, provenance
-from paceline.run.console import make_console
+from paceline.run.console import Quiet, make_console
 from paceline.run.directory import RunDirectory, write_json, write_text
 from paceline.run.kept_objects import keep_objects
 from paceline.run.metrics import check_metric
@@ -46,7 +46,7 @@ def train(
     preset: str | None = None,
     resume: str | Path | None = None,
     init_from: str | Path | None = None,
-    quiet: bool = True,
+    quiet: Quiet = True,
     keep_schedule: bool = False,
     began: float | None = None,
     watch: OnIteration | None = None,
@@ -58,12 +58,12 @@ def train(
 
     `config`: a nested dict such as `{"env": "CartPole-v1", "seed": 1}`, a YAML file, or a `RunConfig`, which is used
     without a preset. `resume`: a run to continue, or "auto" for the run of this name if it exists. `init_from`: a run
-    or checkpoint whose weights to start from. `keep_schedule`: a resumed run with another budget keeps its schedules,
-    which stay at their last values when the old budget is used up. `watch`: called with the loop after each iteration;
-    a returned text ends the run there, resumably. `callbacks`: see `paceline.Callback`; they come after those that the
-    settings name. `code_bundle`: the user's code, if this machine does not have it.
-    `began`: the `time.perf_counter()` at which the run began. `resolved`: the result of `resolve_tree` for `config`, if
-    known.
+    or checkpoint whose weights to start from. `quiet`: print nothing; `run`: only the run directory. `keep_schedule`: a
+    resumed run with another budget keeps its schedules, which stay at their last values when the old budget is used up.
+    `watch`: called with the loop after each iteration; a returned text ends the run there, resumably. `callbacks`: see
+    `paceline.Callback`; they come after those that the settings name. `code_bundle`: the user's code, if this machine
+    does not have it. `began`: the `time.perf_counter()` at which the run began. `resolved`: the result of
+    `resolve_tree` for `config`, if known.
     """
     refuse_in_import()
     session = _Session(quiet, time.perf_counter() if began is None else began, watch, code_bundle, callbacks)
@@ -104,7 +104,7 @@ def load(run: str | Path | Run, checkpoint_name: str | None = None, *, seed: int
 class _Session:
     """One call of `train`, with those of its arguments that new and resumed runs share."""
 
-    quiet: bool
+    quiet: Quiet
     began: float
     watch: OnIteration | None
     code_bundle: CodeBundle | None

@@ -6,10 +6,13 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from paceline.config.wording import python_words
+
 
 class CallableModule(ModuleType):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return vars(self)[vars(self)["CALLED"]](*arguments, **options)
+        with python_words():
+            return vars(self)[vars(self)["CALLED"]](*arguments, **options)
 
 
 def make_callable(module: str, function: str) -> None:

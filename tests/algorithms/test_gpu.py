@@ -189,7 +189,7 @@ def test_settings_of_a_gpu_that_is_not_used(setting: str, tmp_path: Path) -> Non
     with pytest.raises(UserError, match=f"engine.{setting}=true"):
         paceline.train(tree)
     if setting == "overlap":
-        with pytest.raises(UserError, match="--engine local"):
+        with pytest.raises(UserError, match=r"engine\.name=local"):
             paceline.train(tree | {"engine": {setting: True, "workers": 2}})
     assert not (tmp_path / "runs").exists()
 

@@ -73,7 +73,7 @@ def talk(console: Any) -> None:
 
 def test_plain_and_quiet() -> None:
     plain, quiet = io.StringIO(), io.StringIO()
-    for stream, is_quiet, kind in ((plain, False, Console), (quiet, True, QuietConsole)):
+    for stream, is_quiet, kind in ((plain, False, Console), (quiet, "run", QuietConsole)):
         console = make_console(is_quiet, stream)
         assert type(console) is kind
         talk(console)

@@ -87,6 +87,6 @@ def test_a_run_of_an_earlier_version(here: Path) -> None:
 
 
 def test_the_flag_is_for_a_resume(here: Path) -> None:
-    with pytest.raises(UserError, match="--keep-schedule is for a run that is continued"):
+    with pytest.raises(UserError, match="keep_schedule is for a run that is continued"):
         paceline.train({**SMALL, "stop": {"iterations": 1}}, keep_schedule=True)
     paceline.train({**SMALL, "stop": {"iterations": 1}, "name": "x"}, resume="auto", keep_schedule=True)

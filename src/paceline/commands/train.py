@@ -67,7 +67,7 @@ class TrainVerb(SettingsVerb):
             resume=self.resume,
             init_from=self.init_from,
             keep_schedule=self.keep_schedule,
-            quiet=self.quiet,
+            quiet="run" if self.quiet else False,
             began=BEGAN,
             resolved=resolved,
         )

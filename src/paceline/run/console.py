@@ -1,4 +1,5 @@
-"""What a run prints: a live view on a terminal, one line per iteration elsewhere, or two lines with `--quiet`."""
+"""What a run prints: a live view on a terminal, one line per iteration elsewhere, or two lines with `--quiet`,
+or nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import time
 from contextlib import suppress
 from itertools import pairwise
 from math import isfinite
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from paceline.schedulers.mpi import OPEN_MPI_RANK
 
@@ -33,6 +34,10 @@ _LOSSES = {
     "gradient": "gradient_norm",
     "lr": "learning_rate",
 }
+
+
+Quiet = bool | Literal["run"]
+"""True: print nothing; `run`: the run directory only."""
 
 
 class Console:
@@ -215,11 +220,21 @@ class LiveConsole(Console):
         return Group(*lines)
 
 
-def make_console(quiet: bool, stream: TextIO | None = None, *, total_steps: int | None = None) -> Console:
+class SilentConsole(QuietConsole):
+    """Prints nothing."""
+
+    def start(self, lines: list[str]) -> None:
+        return
+
+    def finish(self, lines: list[str]) -> None:
+        return
+
+
+def make_console(quiet: Quiet, stream: TextIO | None = None, *, total_steps: int | None = None) -> Console:
     """`total_steps`: the budget, if any, which is shown after the steps done."""
     stream = sys.stdout if stream is None else stream
     if quiet:
-        return QuietConsole(stream)
+        return QuietConsole(stream) if quiet == "run" else SilentConsole(stream)
     return LiveConsole(stream, total_steps) if is_screen(stream) else Console(stream, total_steps)
 
 
