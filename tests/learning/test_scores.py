@@ -17,7 +17,6 @@ SCORES = [
     ("ppo", "Pendulum-v1", 300_000, -250.0, 3, 1),
     ("ppo", "MountainCarContinuous-v0", 100_000, 85.0, 3, 1),
     ("ppo", "LunarLander-v3", 1_000_000, 200.0, 2, 1),
-    ("ppo", "Hopper-v5", 1_000_000, 2000.0, 1, 1),
     ("a2c", "CartPole-v1", 500_000, 475.0, 5, 1),
     ("impala", "CartPole-v1", 300_000, 450.0, 3, 2),
     ("a3c", "CartPole-v1", 500_000, 450.0, 2, 2),

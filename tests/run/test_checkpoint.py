@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import paceline
 from paceline.config import UserError
 from paceline.run import checkpoint
 from paceline.run.directory import RunDirectory, write_text
@@ -246,3 +247,14 @@ def test_a_run_may_be_moved(run: RunDirectory, tmp_path: Path) -> None:
     put(run, 10, best=True)
     run.path.rename(tmp_path / "moved")
     assert checkpoint.load(checkpoint.find(tmp_path / "moved"))[1] == {"step": 10}
+
+
+def test_the_checkpoints_of_the_best_evaluations_stay(tmp_path: Path) -> None:
+    settings = {"eval": {"every_steps": 1, "episodes": 2}, "checkpoint": {"keep": 1, "keep_best": 3}}
+    run = paceline.train({"env": "CartPole-v1", "out": str(tmp_path), "stop": {"iterations": 8}, **settings})
+    returns = {row["env_steps"]: row["return_mean"] for row in RunDirectory(run.path).read_eval()}
+    best = sorted(returns, key=lambda step: -returns[step])[:3]
+    assert len(returns) == 8 and checkpoint.best_steps(RunDirectory(run.path), 3) == best
+    assert set(checkpoint.available(run.path)) == {*best, max(returns)}
+    assert checkpoint.find(run.path, "best").name == f"step-{best[0]}"
+    assert checkpoint.best_steps(RunDirectory(run.path), 1) == []

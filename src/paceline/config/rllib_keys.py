@@ -97,8 +97,8 @@ OURS = frozenset(
     {"preset", "out", "name", "callbacks", "engine.name", "engine.address", "engine.dashboard", "engine.threads"}
     | {"engine.start_timeout_seconds", "env.action_mask"}
     | {f"stop.{key}" for key in ("total_steps", "iterations", "max_time", "metric", "return_mean", "return_window")}
-    | {"stop.confirm_episodes", "eval.every_steps", "eval.episodes", "eval.stochastic"}
-    | {f"checkpoint.{key}" for key in ("every_iterations", "every_seconds", "keep")}
+    | {"stop.confirm_episodes", "stop.must_reach", "eval.every_steps", "eval.episodes", "eval.stochastic"}
+    | {f"checkpoint.{key}" for key in ("every_iterations", "every_seconds", "keep", "keep_best")}
 )
 """Handled by paceline's loop or by the Ray cluster, on every engine."""
 

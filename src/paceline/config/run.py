@@ -230,6 +230,8 @@ class CheckpointConfig(Section):
     end."""
     keep: Positive = 3
     """Number of checkpoints to keep besides `best`."""
+    keep_best: Positive = 1
+    """Number of checkpoints with the best evaluations to keep; `best` is the first of them."""
 
 
 class EngineConfig(Section):

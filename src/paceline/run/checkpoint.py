@@ -39,9 +39,17 @@ class _Damaged(Exception):
 
 
 def save(
-    run: RunDirectory, step: int, arrays: dict[str, np.ndarray], state: dict[str, Any], *, keep: int, best: bool = False
+    run: RunDirectory,
+    step: int,
+    arrays: dict[str, np.ndarray],
+    state: dict[str, Any],
+    *,
+    keep: int,
+    best: bool = False,
+    keep_best: int = 1,
 ) -> Path:
-    """Write `step-N`, point `last` (and `best`) to it, and delete the oldest checkpoints beyond `keep`.
+    """Write `step-N`, point `last` (and `best`) to it, and delete the oldest checkpoints beyond `keep`, but not the
+    `keep_best` with the best evaluations.
 
     `state` is anything that JSON can represent, including infinities and NaN.
     """
@@ -71,7 +79,7 @@ def save(
         good = _linked(folder, "last")
         still = f"{folder / good} is intact" if good else "there is no earlier one"
         raise CheckpointError(f"checkpoint {target} was not saved: {error.strerror or error}; {still}") from error
-    _prune(folder, step, keep)
+    _prune(folder, step, keep, {f"step-{good}" for good in best_steps(run, keep_best)})
     return target
 
 
@@ -97,6 +105,18 @@ def _encode(arrays: dict[str, np.ndarray], state: dict[str, Any]) -> tuple[bytes
         "state": state,
     }
     return content, json.dumps(record, indent=1, default=_unknown).encode()
+
+
+def best_steps(run: RunDirectory, count: int) -> list[int]:
+    """The steps with the best evaluations during training, if more than one of them is wanted: `best` is a link."""
+    if count < 2:
+        return []
+    try:
+        rows = [row for row in run.read_eval() if row.get("kind") is None]
+    except UserError:  # damaged: then only `best` is kept
+        return []
+    returns = {row["env_steps"]: row["return_mean"] for row in rows if row.get("return_mean") is not None}
+    return sorted(returns, key=lambda step: -returns[step])[:count]
 
 
 def load(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -277,10 +297,10 @@ def _remove_old(folder: Path, new: Path, old: Path) -> None:
     _discard(folder, old)
 
 
-def _prune(folder: Path, step: int, keep: int) -> None:
+def _prune(folder: Path, step: int, keep: int, good: set[str]) -> None:
     """Delete the oldest. Steps beyond the current one count as oldest: a resumed run went back to before them."""
     steps = sorted(_steps_by_name(folder).items(), key=lambda item: (item[1] <= step, item[1]))
-    kept = {_linked(folder, "best"), _linked(folder, "last")}
+    kept = {_linked(folder, "best"), _linked(folder, "last"), *good}
     with suppress(OSError):  # the new checkpoint is safe, and leftovers are harmless
         for name, _ in steps[: max(0, len(steps) - keep)]:
             if name not in kept:

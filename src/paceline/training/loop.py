@@ -248,6 +248,8 @@ class Loop:
         if self.best_return is None or row["return_mean"] > self.best_return:
             self.best_return = row["return_mean"]
             self.save(best=True)
+        elif self.counters.env_steps in checkpoint.best_steps(self.run_directory, self.config.checkpoint.keep_best):
+            self.save()
         return row
 
     # -- saving and resuming ----------------------------------------------------------------------------------------
@@ -265,8 +267,10 @@ class Loop:
     def _write_checkpoint(self, engine_state: dict[str, Any], *, best: bool = False) -> Path:
         arrays, tree = pack({"engine": engine_state, "loop": self._state()})
         tree["config"] = to_tree(self.config)
-        steps, keep = self.counters.env_steps, self.config.checkpoint.keep
-        path = checkpoint.save(self.run_directory, steps, arrays, tree, keep=keep, best=best)
+        steps, config = self.counters.env_steps, self.config.checkpoint
+        path = checkpoint.save(
+            self.run_directory, steps, arrays, tree, keep=config.keep, best=best, keep_best=config.keep_best
+        )
         self._saved_steps = steps
         return path
 
