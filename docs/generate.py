@@ -17,6 +17,7 @@ from typing import Any
 
 import fault_tables
 import pictures
+from python_reference import python_reference
 
 from paceline.commands.flags import options
 from paceline.commands.main import VERBS
@@ -149,6 +150,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "launch-options": lambda: options_of("launch"),
     "submit-options": lambda: options_of("submit"),
     "profile": profile,
+    "python": python_reference,
     "room": room,
     "metrics": metrics,
     "eval-metrics": eval_metrics,

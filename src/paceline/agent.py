@@ -76,6 +76,7 @@ class Agent:
 
     @property
     def counters(self) -> dict[str, int]:
+        """Iterations, environment steps and episodes of the checkpoint."""
         counters: dict[str, int] = self.state["loop"]["counters"]
         return counters
 
@@ -91,6 +92,7 @@ class Agent:
 
     @property
     def action_space(self) -> Any:
+        """Of the environment; with several policies, by agent."""
         return self._of_agents(lambda policy: policy.action.space)
 
     def _of_agents(self, of: Callable[[Any], Any]) -> Any:
@@ -128,8 +130,10 @@ class Agent:
         return actions if is_batch else actions[0]
 
     def inspect(self, observation: Any, *, mask: Any = None, batch: bool | None = None, agent: Any = None) -> Opinion:
-        """What the policy thinks of an observation, or of a batch: see `Opinion`. The arguments are those of `act`; an
-        agent with memory does not remember the observation."""
+        """What the policy thinks of an observation, or of a batch: `action`, the most likely one; `value`, if the
+        algorithm learns it; `probabilities` of the actions, or `mean` and `std` of continuous ones, or `action_values`
+        for DQN; what does not apply is None. The arguments are those of `act`; an agent with memory does not remember
+        the observation."""
         policy = self._policy_of(agent)
         rows, is_batch = self._rows(observation, mask, batch, agent)
         memory = self._memory_of(len(rows), agent)
