@@ -96,7 +96,7 @@ class ReplicaModel:
     ) -> ReplicaModel:
         rows = [run.rows / run.workers for run in runs]
         steps = [job.size(run.workers)[1] for run in runs]
-        made = float(np.mean([run.optimizer_steps for run in runs]))
+        made = max(1e-9, float(np.mean([run.optimizer_steps for run in runs])))
         learn = [run.mean("learn") / run.crowding for run in runs]
         waits = [_waits(run, own) for run, own in zip(runs, learn, strict=True)]
         env = [run.mean("env") * wait for run, wait in zip(runs, waits, strict=True)]

@@ -130,6 +130,8 @@ def measurement(run: RunData) -> Measurement:
     iterations = np.diff(run.column("iteration"))
     if run.rows < MIN_ITERATIONS or not (iterations > 0).all():
         raise UserError(f"{run.name} has {run.rows} iterations; a forecast needs at least {MIN_ITERATIONS} of a run")
+    if not run.steady_steps_per_second > 0:
+        raise UserError(f"{run.name} has no steps or no time after its first iteration")
     parts = {part: np.diff(np.nan_to_num(run.column(f"time_{part}_seconds"))) / iterations for part in PARTS}
     counted, summary, total = float(iterations.sum()), run.summary, run.last("iteration")
     seconds = run.train_seconds / total
