@@ -27,6 +27,7 @@ bench scaling: --after --account --algos --attempts --config --constraint --core
   --gpus --hosts --iterations --learner-constraint --learner-cores --learner-gpus --learner-memory --learner-queue
   --mail --max-time --memory --nodes --on --out --partition --preset --profile --property --qos --queue --rehearse
   --retry --save --scaling --seeds --set --stop-return --study --threshold --total-steps --walltime --workers
+bench forecast: --bandwidth --cores --hold-out --json --latency --nodes --out --workers
 bench suite: --algos --dry-run --episodes --games --out --retry --seeds --set --suite --total-steps
 bench throughput: --algo --config --engine --env --max-time --out --preset --profile --set --workers
 cancel:

@@ -430,6 +430,13 @@ def scaling_words(rng: random.Random) -> list[str]:
     return ["bench", "scaling", *study, *odd_flags(rng, verb_named("bench", "scaling")), "--dry-run"]
 
 
+def forecast_words(rng: random.Random) -> list[str]:
+    given = [rng.choice(["{runs}/cartpole", "{runs}", place(rng)]) for _ in range(rng.choice([1, 1, 2]))]
+    workers = rng.choice(["64", "1,2,4", "8,64,512", "100000", "0", ",", "1,,2", scalar(rng)])
+    words = ["bench", "forecast", *given, "--workers", workers]
+    return [*words, *odd_flags(rng, verb_named("bench", "forecast"), most=2, skip=["workers"])]
+
+
 def throughput_words(rng: random.Random) -> list[str]:
     """Always with a mistake: measuring takes seconds."""
     wrong = rng.choice([["--set", "ppo.gama=1"], ["nowhere"], ["--config", ""], ["--max-time", "inf"], ["--algo", "x"]])
@@ -517,6 +524,7 @@ KINDS: dict[str, Callable[[random.Random], list[str] | Invocation]] = {
     "export": on_places("export"),
     "suite": suite_words,
     "scaling": scaling_words,
+    "forecast": forecast_words,
     "throughput": throughput_words,
     "tune": tune_words,
     "submit": submit_words,
@@ -540,6 +548,7 @@ WEIGHTS = {
     "export": 3,
     "suite": 4,
     "scaling": 4,
+    "forecast": 3,
     "throughput": 3,
     "tune": 4,
     "submit": 6,

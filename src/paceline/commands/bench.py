@@ -172,8 +172,55 @@ class ThroughputVerb(SettingsVerb):
         return run_throughput(self.target, train, out=self.out, profile=self.profile, command=command)
 
 
+class ForecastVerb(Verb):
+    """Simulate more workers than were measured: what they bring, where it bends and why.
+
+    Fit the parts of finished runs (collecting, stragglers, learning, exchange, driver, the learner's queue), best of a
+    scaling study, and simulate other numbers of workers and nodes. Nothing is trained.
+    """
+
+    runs: Annotated[tuple[str, ...], Argument("RUN|DIR")]
+    """Finished runs, or folders of runs such as that of `bench scaling`."""
+    workers: Annotated[str, Flag("64,512,4096")]
+    """Numbers of workers to simulate, over all nodes."""
+    nodes: Annotated[str, Flag("1,16")] = "1"
+    """Numbers of nodes."""
+    cores: Annotated[int | None, Flag("N", least=1)] = None
+    """Cores of each node; default: one for every worker."""
+    latency: Annotated[float, Flag("MS")] = 0.1
+    """Milliseconds from node to node, if no run has several nodes."""
+    bandwidth: Annotated[float, Flag("GBIT")] = 10.0
+    """Gbit/s of a node's link."""
+    hold_out: Annotated[str | None, Flag("8,16")] = None
+    """Predict these measured numbers of workers from the others (default: the largest of three or more)."""
+    json: bool = False
+    """Print JSON, not tables."""
+    out: Annotated[str | None, Flag("DIR")] = None
+    """Write forecast.md, .json and .png into this folder."""
+
+    def run(self) -> int:
+        from paceline.bench.forecast import run_forecast
+
+        result = run_forecast(
+            self.runs,
+            workers=self.workers,
+            nodes=self.nodes,
+            cores=self.cores,
+            latency_milliseconds=self.latency,
+            gigabits=self.bandwidth,
+            hold_out=self.hold_out,
+            as_json=self.json,
+            out=self.out,
+        )
+        if self.out is not None:
+            from paceline.report.forecast_figure import draw_forecast
+
+            draw_forecast(result, Path(self.out).expanduser() / "forecast.png")
+        return 0
+
+
 BENCH = VerbGroup(
-    "Run a benchmark: a suite of games, a scaling study, or the throughput of one run.",
+    "Run a benchmark: a suite of games, a scaling study, the throughput of one run; forecast more workers.",
     "KIND",
-    {"suite": SuiteVerb, "scaling": ScalingVerb, "throughput": ThroughputVerb},
+    {"suite": SuiteVerb, "scaling": ScalingVerb, "forecast": ForecastVerb, "throughput": ThroughputVerb},
 )

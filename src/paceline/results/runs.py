@@ -44,7 +44,7 @@ _CONFIG = {"seed": NUMBER, **dict.fromkeys(("env", "engine", "stop", "model", *A
 _SUMMARY = {
     **dict.fromkeys(("workers", "nodes", "seed", "resumed", "env_steps", "bytes_moved", "optimizer_steps"), NUMBER),
     **dict.fromkeys(("cpu_percent", "other_cpu_percent", "stepping_cpu_seconds", "waited_seconds"), NUMBER),
-    **{"straggling_seconds": NUMBER, "actor_time_split": MAPPING, "hosts": LIST},
+    **{"straggling_seconds": NUMBER, "driver_cpu_seconds": NUMBER, "actor_time_split": MAPPING, "hosts": LIST},
 }
 _HOST = dict.fromkeys(("workers", "cores", "env_steps", "memory_bytes", "cpu_seconds"), NUMBER)
 _STATUS = {"resumes": NUMBER}

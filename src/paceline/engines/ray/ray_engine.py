@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import time
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -68,6 +69,7 @@ class RayEngine(Engine):
             self.threads, self.parameters = self.first.threads, self.first.parameters
             self.device = _info(self.pools[-1].workers[-1]).device  # learners come last, and only they use a GPU
             self._check_versions()
+            self._driver_began = time.process_time()
         except BaseException as error:
             failure = self.failure() if isinstance(error, Exception) else None
             self.close()
@@ -222,6 +224,7 @@ class RayEngine(Engine):
             "hosts": list(hosts.values()),
             **self._health(),
             "bytes_moved": self.bytes_moved,
+            "driver_cpu_seconds": time.process_time() - self._driver_began,
             "worker_time_split": {role(w.slot).removeprefix("worker "): w.time_split for w in workers},
             "worker_memory_bytes": max((worker.latest.usage.memory_bytes for worker in workers), default=0),
         }
