@@ -179,8 +179,8 @@ def test_optimizer_steps_keep_their_ratio_to_env_steps(algo: str, tmp_path: Path
     ("env", "model", "words"),
     [
         ("CartPole-v1", {}, "sac is for continuous actions"),
-        ("Pendulum-v1", {"shared": True}, "model.shared=true is not for --algo sac"),
-        ("Pendulum-v1", {"squash": True}, "model.squash is not for --algo sac"),
+        ("Pendulum-v1", {"shared": True}, "model.shared=true is not for algo=sac"),
+        ("Pendulum-v1", {"squash": True}, "model.squash is not for algo=sac"),
         ("Pendulum-v1", {"class": "examples/network.py:ResidualNet"}, "MLPs for vectors only"),
     ],
 )
