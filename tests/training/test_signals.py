@@ -6,23 +6,23 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from paceline.training.signals import Interrupted, StartSignals, StopSignals, run_begins
+from paceline.training.signals import ENDING, Interrupted, StartSignals, StopSignals, run_begins
 
 IN_LOGGING: Any = SimpleNamespace(f_code=logging.getLogger.__code__)
 
 
 @pytest.fixture(autouse=True)
-def _handlers() -> Any:
-    before = signal.getsignal(signal.SIGTERM)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in ENDING}
     yield
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, before if number == signal.SIGTERM else signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_the_first_one_ends_the_start() -> None:
@@ -33,10 +33,12 @@ def test_the_first_one_ends_the_start() -> None:
 
 
 def test_not_inside_of_logging_whose_lock_would_stay_locked() -> None:
-    with StartSignals() as signals, pytest.raises(Interrupted, match="SIGTERM"):
-        signals._handle(signal.SIGTERM, IN_LOGGING)
-        signals._handle(signal.SIGTERM, IN_LOGGING)  # the burst of a scheduler
-        time.sleep(5)
+    with StartSignals() as signals:
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            signals._handle(signal.SIGTERM, IN_LOGGING)
+            signals._handle(signal.SIGTERM, IN_LOGGING)  # the burst of a scheduler
+            time.sleep(5)
+        time.sleep(0.3)  # until both have arrived
     assert signals.received == "SIGTERM"
 
 
