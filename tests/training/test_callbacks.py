@@ -203,3 +203,16 @@ def test_bad_callbacks_are_refused_at_once(given: Any, named: str, own: Path) ->
 def test_without_a_run_it_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match=r"Recorder is not part of a run: give it to paceline.train\(callbacks="):
         Recorder().set("ppo.clip", 0.1)
+
+
+def test_a_run_that_can_be_resumed_has_a_status(here: Path) -> None:
+    seen: list[str] = []
+
+    class AtCheckpoint(paceline.Callback):
+        def on_checkpoint(self, path: Path) -> None:
+            seen.append(json.loads((self.run / "status.json").read_text())["state"])
+
+    paceline.train(
+        {"env": "CartPole-v1", "stop": {"iterations": 1}, **SMALL}, preset="none", callbacks=[AtCheckpoint()]
+    )
+    assert seen == ["running", "running"]

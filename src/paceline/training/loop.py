@@ -107,6 +107,7 @@ class Loop:
     def _run(self, signals: StopSignals, writer: MetricsWriter) -> Outcome:
         self.clock.ready()
         self.usage.begin()
+        self._write_status("running", "")  # before the first checkpoint: a run that can be resumed has a status
         self.steering.tell("on_start")
         if self.resumes == 0:
             self.save()  # from here on the run can be resumed
