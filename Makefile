@@ -34,10 +34,10 @@ lint: setup  ## format, lint, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: setup lint  ## lint and the tests, three at a time; 13 minutes
+test: setup lint  ## lint and the tests, three at a time; 15 minutes
 	$(BIN)/python -m pytest -n 3 --dist loadfile
 
-test-extending: setup  ## the tests again, in a clone where docs/extending.md has been followed; 13 minutes; FAST=1
+test-extending: setup  ## the tests again, in a clone where docs/extending.md has been followed; 15 minutes, or 5 with FAST=1
 	@command -v git >/dev/null || { echo "make test-extending needs git: apt-get install git"; exit 1; }
 	$(BIN)/python docs/apply_extending.py $(if $(FAST),--fast)
 
@@ -63,7 +63,7 @@ soak: setup  ## what grows in a long run; two hours; MINUTES=10
 	$(BIN)/python tests/faults/soak.py $(if $(MINUTES),--minutes $(MINUTES))
 	$(BIN)/python docs/generate.py
 
-test-cluster: setup  ## SLURM, OAR, MPI and ssh on hosts made on this machine, as root; ten minutes
+test-cluster: setup  ## SLURM, OAR, MPI and ssh on hosts made on this machine, as root; 17 minutes
 	@[ "$$(id -u)" = 0 ] || { echo "make test-cluster makes hosts out of namespaces: run it as root"; exit 1; }
 	@command -v ip >/dev/null || { echo "make test-cluster needs ip: apt-get install iproute2"; exit 1; }
 	$(BIN)/python -m pytest -n 3 --dist loadfile -m cluster tests/cluster
